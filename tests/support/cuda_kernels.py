@@ -14,17 +14,29 @@ import pytest
 from mlx.nn.layers.activations import silu
 
 from tests.support.kv_kernels import memory
-from zmqengine.engine.cuda import attention, between_products, plain_products, quantised_products
+from zmqengine.engine.cuda import attention, between_products, kernel, plain_products, quantised_products
 
 Facts = dict[str, Any]
 Arrays = Sequence[mx.array]
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Have these for kernels from now on; returns the names of those that are called."""
-    called: list[str] = []
+    """Have these for kernels from now on; returns the names of those that are called.
 
-    def cuda_kernel(*, name: str, input_names: Sequence[str], output_names: Sequence[str], **_: Any) -> Any:
+    What a kernel is called with must be what it was compiled for.
+    """
+    called: list[str] = []
+    provided: set[tuple[str, str]] = set()
+
+    def cuda_kernel(
+        *,
+        name: str,
+        input_names: Sequence[str],
+        output_names: Sequence[str],
+        source: str,
+        header: str,
+        **_: Any,
+    ) -> Any:
         def call(
             *,
             inputs: Arrays,
@@ -37,6 +49,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             assert len(inputs) == len(input_names)
             assert len(output_shapes) == len(output_dtypes) == len(output_names)
             assert all(one % other == 0 for one, other in zip(grid, threadgroup, strict=True))
+            given = list(zip(input_names, inputs, strict=True))
+            results = list(zip(output_names, output_dtypes, strict=True))
+            assert generated(name, header, source, given, results, template) in provided
             called.append(name)
             made = KERNELS[name](inputs, dict(template), output_shapes)
             assert len(made) == len(output_shapes)
@@ -50,8 +65,80 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return call
 
     monkeypatch.setattr(mx.fast, "cuda_kernel", cuda_kernel)
+    monkeypatch.setattr(kernel, "kernel_cache", lambda: Provided(provided))
     forget()
     return called
+
+
+class Provided:
+    """A `KernelCache` that notes names and texts."""
+
+    def __init__(self, found: set[tuple[str, str]]) -> None:
+        self._found = found
+
+    def provide(self, name: str, expression: str, source: bytes) -> None:
+        """Note it."""
+        assert expression == f"mlx::core::cu::{name}"
+        self._found.add((name, source.decode()))
+
+
+def generated(
+    name: str,
+    header: str,
+    source: str,
+    inputs: Sequence[tuple[str, mx.array]],
+    outputs: Sequence[tuple[str, mx.Dtype]],
+    template: Sequence[tuple[str, Any]],
+) -> tuple[str, str]:
+    """Name and text of a kernel by `template_arguments_hash` and `build_kernel` of mlx/backend/cuda/custom_kernel.cpp,
+    line by line."""
+    name = f"custom_kernel_{name}"
+    for _, value in template:
+        if isinstance(value, bool):
+            name += "_t" if value else "_f"
+        elif isinstance(value, int):
+            name += f"_{value}"
+        else:
+            name += f"_{TYPE_STRINGS[value]}"
+    text = '\n#include "mlx/backend/cuda/device/utils.cuh"\n\n#include <cooperative_groups.h>\n\n'
+    text += header
+    text += "namespace mlx::core::cu {\n\nnamespace cg = cooperative_groups;\n\n"
+    text += f"__global__ void {name}(\n"
+    for one, array in inputs:
+        text += f"    const {CUDA_TYPES[array.dtype]}* {one},\n"
+        assert array.ndim > 0
+        if f"{one}_shape" in source:
+            text += f"    const __grid_constant__ Shape {one}_shape,\n"
+        if f"{one}_strides" in source:
+            text += f"    const __grid_constant__ Strides {one}_strides,\n"
+        if f"{one}_ndim" in source:
+            text += f"    const __grid_constant__ int {one}_ndim,\n"
+    for index, (one, dtype) in enumerate(outputs):
+        text += f"    {CUDA_TYPES[dtype]}* {one}"
+        text += ",\n" if index < len(outputs) - 1 else ") {\n"
+    for one, value in template:
+        if isinstance(value, bool):
+            text += f"  constexpr bool {one} = {'true' if value else 'false'};\n"
+        elif isinstance(value, int):
+            text += f"  constexpr int {one} = {value};\n"
+        else:
+            text += f"  using {one} = {CUDA_TYPES[value]};\n"
+    if template:
+        text += "\n"
+    text += source
+    text += "\n}\n\n} // namespace mlx::core::cu\n"
+    return name, text
+
+
+TYPE_STRINGS = {mx.float32: "float", mx.float16: "float16_t", mx.bfloat16: "bfloat16_t"}
+CUDA_TYPES = {
+    mx.float32: "float",
+    mx.float16: "__half",
+    mx.bfloat16: "__nv_bfloat16",
+    mx.int32: "int32_t",
+    mx.uint32: "uint32_t",
+    mx.uint8: "uint8_t",
+}
 
 
 def forget() -> None:

@@ -107,6 +107,8 @@ def open_mlx_engine(
         options.speculate, loaded.info.vocab_size, draft_model, by_default=device.drafts_by_default
     )
     _check_pace(options)
+    if speculator is not None and not speculator.costs.seconds:
+        report("measuring verify blocks", None)
     engine = MlxEngine(
         loaded.model,
         loaded.info,
@@ -137,6 +139,8 @@ def open_mlx_engine(
         "blas": _BLAS,
         "batching": "rows together" if engine.info.batchable else "row by row",
     }
+    if kernels_found := describe_kernels():
+        facts["kernels"] = kernels_found
     if engine.wired.description:
         facts["wired"] = engine.wired.description
     return OpenedEngine(engine, loaded, loaded.tokenizer, limit, facts)
@@ -196,6 +200,16 @@ def kv_kernels() -> KVKernels:
 
         return CudaKernels()
     return PlainKernels(gpu=on_gpu())
+
+
+def describe_kernels() -> str:
+    """Origins of our kernels that were needed so far, for people; empty without such kernels."""
+    if not on_cuda():
+        return ""
+    from zmqengine.engine.cuda.kernel import kernel_cache
+
+    kept = kernel_cache()
+    return "" if kept is None else ", ".join(f"{count} {origin}" for origin, count in kept.counts.items())
 
 
 def open_draw(vocab_size: int, saved: SavedChoices) -> tuple[Draw, str]:

@@ -1,10 +1,13 @@
-"""Kernels in CUDA C++, which MLX compiles at run time and caches.
+"""Kernels in CUDA C++, compiled at the first start on a machine and kept on disk.
 
 cuda_ops.py              `Ops` of a decoder layer: chooses a kernel for each operation
 kernel_text.py           the source of a kernel, without comments
+kernel.py                `Kernel`: a kernel of MLX, and its text as MLX generates it
+kernel_cache.py          compiled kernels on disk, where MLX looks for them
+nvrtc.py                 the compiler; mlx_types.cuh: types of what MLX passes to a kernel
 resident.py              small arrays that every kernel of a step reads, kept on the device
-kv_kernels.py            `KVKernels`: rows of a batch moved in place by move_rows.cu draw_kernel.py, draw.cu  the draw
-of tokens from logits
+kv_kernels.py            `KVKernels`: rows of a batch moved in place by move_rows.cu
+draw_kernel.py           the draw of tokens from logits: draw.cu
 attention.py             attention of a step and of chunks of prompts:
 ragged_attention*.cu     rows of unlike lengths; the .cuh has the reduction at its end
 window_attention.cu      several tokens of a row, in half precision; the .cuh has its helper

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from zmqengine.engine import kv
+from zmqengine.engine.cuda.kernel import Kernel, Variant
 from zmqengine.engine.cuda.kernel_text import kernel_text
 from zmqengine.engine.cuda.resident import resident
 
@@ -100,9 +101,7 @@ def _prepared(
 ) -> Callable[[list[mx.array]], mx.array]:
     """The kernel bound to the arguments that are equal in every layer and step."""
     rows, heads, width, dim = shape
-    whole, part, join = _kernels(kernel.name, kernel.header, kernel.shared_bytes)
     call: dict[str, Any] = {
-        "template": [*kernel.template, ("SPLITS", parts), ("WARPS", _WARPS)],
         "grid": (blocks[0] * _WARPS * 32, blocks[1], parts),
         "threadgroup": (_WARPS * 32, 1, 1),
     }
@@ -110,25 +109,23 @@ def _prepared(
     # writes it transposed, since a transposition is one more call.
     made = (rows, width, heads, dim) if width > 1 else shape
     if parts == 1:
+        whole = _whole(kernel, dtype)
 
         def compute(inputs: list[mx.array]) -> mx.array:
-            found: mx.array = whole(inputs=inputs, output_shapes=[made], output_dtypes=[dtype], **call)[0]
-            return found
+            return whole(inputs=inputs, output_shapes=[made], **call)[0]
 
     else:
+        part, join = _part_and_join(kernel, dtype, dim, parts)
         sums_shape = (rows, width, heads, parts, dim + 2)
         joined: dict[str, Any] = {
-            "template": [("T", dtype), ("D", dim), ("SPLITS", parts)],
             "grid": (rows * heads * width * dim, 1, 1),
             "threadgroup": (dim, 1, 1),
             "output_shapes": [made],
-            "output_dtypes": [dtype],
         }
 
         def compute(inputs: list[mx.array]) -> mx.array:
-            sums = part(inputs=inputs, output_shapes=[sums_shape], output_dtypes=[mx.float32], **call)
-            found: mx.array = join(inputs=sums, **joined)[0]
-            return found
+            sums = part(inputs=inputs, output_shapes=[sums_shape], **call)
+            return join(inputs=sums, **joined)[0]
 
     return compute if width == 1 else lambda inputs: compute(inputs).transpose(0, 2, 1, 3)
 
@@ -164,27 +161,40 @@ def _parts(blocks: int, columns: int) -> int:
 
 
 @cache
-def _kernels(name: str, header: tuple[str, ...], shared_bytes: int) -> tuple[Any, Any, Any]:
-    """The kernels for all columns of a row, for a split of them, and for the reduction of the splits."""
+def _whole(kernel: _Kernel, dtype: mx.Dtype) -> Variant:
+    """The kernel for all columns of a row."""
+    return _attending(kernel, "", "ragged_attention_whole.cu", dtype, dtype, 1)
 
-    def kernel(suffix: str, end: str) -> Any:
-        return mx.fast.cuda_kernel(
-            name=name + suffix,
-            input_names=["q", "k", "v", "starts", "stop", "hidden", "scale"],
-            output_names=["out"],
-            source=kernel_text(f"{name}.cu", end),
-            header=kernel_text(*header),
-            ensure_row_contiguous=False,
-            shared_memory=shared_bytes,
-        )
 
-    join = mx.fast.cuda_kernel(
+@cache
+def _part_and_join(kernel: _Kernel, dtype: mx.Dtype, dim: int, parts: int) -> tuple[Variant, Variant]:
+    """The kernels for one of several parts of a row's columns, and for the reduction of the parts."""
+    join = Kernel(
         name="ragged_attention_join",
         input_names=["parts"],
         output_names=["out"],
         source=kernel_text("ragged_attention_join.cu"),
     )
-    return kernel("", "ragged_attention_whole.cu"), kernel("_part", "ragged_attention_part.cu"), join
+    return (
+        _attending(kernel, "_part", "ragged_attention_part.cu", dtype, mx.float32, parts),
+        join.variant([("T", dtype), ("D", dim), ("SPLITS", parts)], [mx.float32], [dtype]),
+    )
+
+
+def _attending(
+    kernel: _Kernel, suffix: str, end: str, dtype: mx.Dtype, made: mx.Dtype, parts: int
+) -> Variant:
+    found = Kernel(
+        name=kernel.name + suffix,
+        input_names=["q", "k", "v", "starts", "stop", "hidden", "scale"],
+        output_names=["out"],
+        source=kernel_text(f"{kernel.name}.cu", end),
+        header=kernel_text(*kernel.header),
+        ensure_row_contiguous=False,
+        shared_memory=kernel.shared_bytes,
+    )
+    inputs = [dtype, dtype, dtype, mx.int32, mx.int32, mx.uint8, mx.float32]
+    return found.variant([*kernel.template, ("SPLITS", parts), ("WARPS", _WARPS)], inputs, [made])
 
 
 @cache

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import mlx.core as mx
 
+from zmqengine.engine.cuda.kernel import Kernel, Variant
 from zmqengine.engine.cuda.kernel_text import kernel_text
 from zmqengine.engine.models.decoder_weights import HeadShape
 
@@ -30,20 +31,11 @@ def add_and_norm(
     """The sum of `residual` and `added`, both [tokens, dim], and that sum after an RMS norm with `weight`."""
     *_, dim = residual.shape
     threads = min(_THREADS_MAX, -(-dim // (_FOUR * _LANES)) * _LANES)
-    total, normed = _add_and_norm()(
+    total, normed = _add_and_norm(residual.dtype, added.dtype, added.ndim == 2, dim, threads, eps)(
         inputs=[residual, added, weight],
-        template=[
-            ("T", residual.dtype),
-            ("A", added.dtype),
-            ("WHOLE", added.ndim == 2),
-            ("N", dim),
-            ("THREADS", threads),
-            ("EPS", _bits(eps)),
-        ],
         grid=(residual.size // dim * threads, 1, 1),
         threadgroup=(threads, 1, 1),
         output_shapes=[residual.shape, residual.shape],
-        output_dtypes=[residual.dtype, residual.dtype],
     )
     return total, normed
 
@@ -66,13 +58,11 @@ def rotate(heads: HeadShape, product: mx.array, offset: mx.array, width: int) ->
 
     `product` [rows * width, outputs]; `offset` [rows]: position of each row's first token.
     """
-    found: Sequence[mx.array] = _rotate()(
+    return _rotate(heads, product.dtype, product.ndim == 2)(
         inputs=[product, offset, *_weights(heads, offset)],
         output_shapes=shapes(heads, offset.shape[0], width),
-        output_dtypes=[heads.dtype] * 3,
-        **_call(heads, product, offset.shape[0], width),
+        **_grid(heads, offset.shape[0] * width),
     )
-    return found
 
 
 def rotate_into(
@@ -90,17 +80,15 @@ def rotate_into(
     `keys` and `values` are [rows, heads, columns, dim]. MLX does not know of the write: a computation that reads those
     columns must be started after one that reads the queries.
     """
-    (queries,) = _rotate_into()(
+    (queries,) = _rotate_into(heads, product.dtype, product.ndim == 2)(
         inputs=[product, offset, *_weights(heads, offset), keys, values, stop],
         output_shapes=shapes(heads, offset.shape[0], width)[:1],
-        output_dtypes=[heads.dtype],
-        **_call(heads, product, offset.shape[0], width),
+        **_grid(heads, offset.shape[0] * width),
     )
-    return queries  # type: ignore[no-any-return]
+    return queries
 
 
-@lru_cache(maxsize=1024)
-def _template(heads: HeadShape) -> tuple[tuple[str, Any], ...]:
+def _template(heads: HeadShape, product: mx.Dtype, is_whole: bool) -> tuple[tuple[str, Any], ...]:
     rotation, norms = heads.rotation, heads.norms
     return (
         ("T", heads.dtype),
@@ -114,6 +102,8 @@ def _template(heads: HeadShape) -> tuple[tuple[str, Any], ...]:
         ("NORMS", norms is not None),
         ("EPS", _bits(0.0 if norms is None else norms.eps)),
         ("WARPS", _WARPS),
+        ("P", product),
+        ("WHOLE", is_whole),
     )
 
 
@@ -126,10 +116,9 @@ def _weights(heads: HeadShape, unused: mx.array) -> list[mx.array]:
     ]
 
 
-def _call(heads: HeadShape, product: mx.array, rows: int, width: int) -> dict[str, Any]:
-    warps = rows * width * (heads.heads + 2 * heads.key_heads)
+def _grid(heads: HeadShape, tokens: int) -> dict[str, Any]:
+    warps = tokens * (heads.heads + 2 * heads.key_heads)
     return {
-        "template": [*_template(heads), ("P", product.dtype), ("WHOLE", product.ndim == 2)],
         "grid": (-(-warps // _WARPS) * _WARPS * _LANES, 1, 1),
         "threadgroup": (_WARPS * _LANES, 1, 1),
     }
@@ -141,29 +130,48 @@ def _bits(number: float) -> int:
     return bits
 
 
-@cache
-def _add_and_norm() -> Any:
-    return mx.fast.cuda_kernel(
+@lru_cache(maxsize=64)
+def _add_and_norm(
+    dtype: mx.Dtype,
+    added: mx.Dtype,
+    is_whole: bool,
+    dim: int,
+    threads: int,
+    eps: float,
+) -> Variant:
+    kernel = Kernel(
         name="residual_norm",
         input_names=["residual", "added", "weight"],
         output_names=["sum", "normed"],
         source=kernel_text("residual_norm.cu"),
     )
+    template = [
+        ("T", dtype),
+        ("A", added),
+        ("WHOLE", is_whole),
+        ("N", dim),
+        ("THREADS", threads),
+        ("EPS", _bits(eps)),
+    ]
+    return kernel.variant(template, [dtype, added, dtype], [dtype, dtype])
 
 
-@cache
-def _rotate() -> Any:
-    return mx.fast.cuda_kernel(
+@lru_cache(maxsize=1024)
+def _rotate(heads: HeadShape, product: mx.Dtype, is_whole: bool) -> Variant:
+    kernel = Kernel(
         name="rotary_heads",
         input_names=_INPUTS,
         output_names=["queries", "keys", "values"],
         source=kernel_text("rotary_heads.cu", "rotary_heads_whole.cu"),
     )
+    return kernel.variant(
+        _template(heads, product, is_whole), _input_dtypes(heads, product), [heads.dtype] * 3
+    )
 
 
-@cache
-def _rotate_into() -> Any:
-    return mx.fast.cuda_kernel(
+@lru_cache(maxsize=1024)
+def _rotate_into(heads: HeadShape, product: mx.Dtype, is_whole: bool) -> Variant:
+    kernel = Kernel(
         name="rotary_heads_into",
         input_names=[*_INPUTS, "keys", "values", "stop"],
         output_names=["queries"],
@@ -171,3 +179,10 @@ def _rotate_into() -> Any:
         # Caches may have more columns than are in use.
         ensure_row_contiguous=False,
     )
+    inputs = [*_input_dtypes(heads, product), heads.dtype, heads.dtype, mx.int32]
+    return kernel.variant(_template(heads, product, is_whole), inputs, [heads.dtype])
+
+
+def _input_dtypes(heads: HeadShape, product: mx.Dtype) -> list[mx.Dtype]:
+    offset = mx.zeros((0,), mx.int32)
+    return [product, offset.dtype, *(one.dtype for one in _weights(heads, offset))]

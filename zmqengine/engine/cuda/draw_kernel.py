@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
+from zmqengine.engine.cuda.kernel import Kernel, Variant
 from zmqengine.engine.cuda.kernel_text import kernel_text
 from zmqengine.engine.cuda.resident import WORDS, resident
 from zmqengine.engine.row import Row
@@ -111,13 +112,11 @@ def choose(logits: mx.array, plan: mx.array, drawn: int, width: int = 1) -> Toke
     """
     count = logits.shape[0]
     pair_count = max(_PAIRS_MIN, 1 << (-(-count // _PAIR) - 1).bit_length())
-    tokens, *pairs = _kernel(pair_count)(
+    tokens, *pairs = _kernel(pair_count, logits.dtype)(
         inputs=[logits, plan, mx.array([drawn, width])],
-        template=[("T", logits.dtype), ("COLUMNS", _COLUMNS)],
         grid=(count * _THREADS, 1, 1),
         threadgroup=(_THREADS, 1, 1),
         output_shapes=[(max(WORDS, count),)] + [(_PAIR,)] * pair_count,
-        output_dtypes=[mx.uint32] * (1 + pair_count),
     )
     return TokenArrays(tokens[:count], tuple(pairs[: -(-count // _PAIR)]))
 
@@ -134,7 +133,7 @@ def read(pairs: Sequence[mx.array], count: int) -> tuple[list[int], list[float]]
 
 
 @cache
-def _kernel(pair_count: int) -> Any:
+def _kernel(pair_count: int, dtype: mx.Dtype) -> Variant:
     # Arrays of 8 bytes are in host memory that the device maps, so no page migrates when the host reads them
     # (mlx/backend/cuda/allocator.cpp, SmallSizePool).
     names = [f"pair_{index}" for index in range(pair_count)]
@@ -144,9 +143,11 @@ def _kernel(pair_count: int) -> Any:
         f"    pairs[at / {_PAIR}][at % {_PAIR}] = number;\n"
         "  };\n"
     )
-    return mx.fast.cuda_kernel(
+    kernel = Kernel(
         name=f"draw_tokens_{pair_count}",
         input_names=["logits", "columns", "gained"],
         output_names=["tokens", *names],
         source=write_pair + kernel_text("draw.cu"),
     )
+    template = [("T", dtype), ("COLUMNS", _COLUMNS)]
+    return kernel.variant(template, [dtype, mx.int32, mx.int32], [mx.uint32] * (1 + pair_count))

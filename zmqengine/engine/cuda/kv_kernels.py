@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import mlx.core as mx
 
+from zmqengine.engine.cuda.kernel import Kernel
 from zmqengine.engine.cuda.kernel_text import kernel_text
 from zmqengine.engine.cuda.resident import WORDS, resident
 from zmqengine.engine.kv.kernels import KeysValues, Move, PlainKernels
@@ -103,8 +103,8 @@ def move_rows(
 
 
 @cache
-def _kernel() -> Any:
-    return mx.fast.cuda_kernel(
+def _kernel() -> Kernel:
+    return Kernel(
         name="move_rows",
         input_names=["keys", "values", "from_keys", "from_values", "moves"],
         output_names=["done"],

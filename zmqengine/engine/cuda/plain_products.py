@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import mlx.core as mx
 
+from zmqengine.engine.cuda.kernel import Kernel
 from zmqengine.engine.cuda.kernel_text import kernel_text
 
 PART = 64
@@ -73,12 +74,12 @@ def few_rows(inputs: mx.array, weights: mx.array, *, gated: bool = False) -> mx.
         output_shapes=[(rows, made)],
         output_dtypes=[inputs.dtype],
     )
-    return done[0]  # type: ignore[no-any-return]
+    return done[0]
 
 
 @cache
-def _few_rows(shared_bytes: int) -> Any:
-    return mx.fast.cuda_kernel(
+def _few_rows(shared_bytes: int) -> Kernel:
+    return Kernel(
         name="plain_product",
         input_names=["x", "w"],
         output_names=["out"],

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import mlx.core as mx
 
+from zmqengine.engine.cuda.kernel import Kernel
 from zmqengine.engine.cuda.kernel_text import kernel_text
 
 ROWS_MAX = 64
@@ -46,12 +46,12 @@ def few_rows(
         output_shapes=[(rows, outputs)],
         output_dtypes=[inputs.dtype],
     )
-    return done[0]  # type: ignore[no-any-return]
+    return done[0]
 
 
 @cache
-def _kernel() -> Any:
-    return mx.fast.cuda_kernel(
+def _kernel() -> Kernel:
+    return Kernel(
         name="quantised_product",
         input_names=["x", "w", "scales", "biases"],
         output_names=["out"],

@@ -87,12 +87,15 @@ def open_model(
         if choices:
             facts["products"] = choices
     tuned = DecoderModel(weights, ops)
+    if ops is not reference:
+        report("comparing kernels", None)
     if ops is reference or _alike(_many_logits(decoder), lambda: _many_logits(tuned), is_exact=is_exact):
         decoder = tuned
     else:
         log.warning("kernels for this device differ from the reference; MLX's operations run this model")
         facts["model_code"] = "ours, with MLX's operations: kernels for this device differ"
     if traces:
+        report("tracing steps", None)
         decoder.trace_steps(rows_max, until_s)
     log.debug("opened the decoder", extra=facts)
     return OpenedModel(decoder, copies_bytes(decoder.weights), facts)

@@ -1,0 +1,207 @@
+"""Kernels are compiled once for a machine, and put where MLX reads them."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import mlx.core as mx
+import pytest
+
+from tests.support.cuda_kernels import Provided, forget
+from zmqengine.engine import kv
+from zmqengine.engine.cuda import (
+    attention,
+    between_products,
+    draw_kernel,
+    kernel,
+    kv_kernels,
+    nvrtc,
+    plain_products,
+    quantised_products,
+)
+from zmqengine.engine.cuda.kernel import Kernel
+from zmqengine.engine.cuda.kernel_cache import KernelCache, module_name
+from zmqengine.engine.cuda.nvrtc import Compiled, Nvrtc, NvrtcError
+from zmqengine.engine.host.backend import on_cuda
+from zmqengine.engine.kv.kernels import Move
+from zmqengine.engine.models.decoder_weights import HeadShape, QueryKeyNorms, RotaryEmbedding
+
+BFLOAT16 = mx.bfloat16
+
+
+class FakeCompiler:
+    """Compiles to a text; notes names."""
+
+    def __init__(self) -> None:
+        self.compiled: list[str] = []
+
+    def compile(self, name: str, expression: str, source: bytes) -> Compiled:
+        """The text."""
+        self.compiled.append(expression)
+        return Compiled(b"code of " + source, f"mangled_{expression}")
+
+
+def opened(directory: Path, compiler: FakeCompiler, architecture: str = "sm_90a") -> KernelCache:
+    """A cache, as of one start of a worker."""
+    return KernelCache(directory, architecture, lambda: compiler)  # type: ignore[arg-type,return-value]
+
+
+def test_a_kernel_is_compiled_by_the_first_start_alone(tmp_path: Path) -> None:
+    """Its files are as MLX reads them: of a line of the `.txt`, what is before and after a tab."""
+    compiler, directory = FakeCompiler(), tmp_path / "ptx"
+    for _ in range(2):
+        cache = opened(directory, compiler)
+        cache.provide("custom_kernel_a", "mlx::core::cu::custom_kernel_a", b"text")
+    assert compiler.compiled == ["mlx::core::cu::custom_kernel_a"]
+    assert cache.counts == {"on disk": 1}
+    module = module_name("custom_kernel_a", b"text")
+    assert sorted(path.name for path in directory.iterdir()) == [f"{module}.ptx", f"{module}.txt"]
+    assert (directory / f"{module}.ptx").read_bytes() == b"code of text"
+    lines = (directory / f"{module}.txt").read_text().splitlines()
+    assert [line.split("\t") for line in lines if "\t" in line] == [
+        ["mlx::core::cu::custom_kernel_a", "mangled_mlx::core::cu::custom_kernel_a"]
+    ]
+
+
+@pytest.mark.parametrize("harm", ["cut", "no names", "another device"])
+def test_a_damaged_kernel_is_compiled_again(tmp_path: Path, harm: str) -> None:
+    """MLX fails on a file that is cut, or made for another device."""
+    compiler = FakeCompiler()
+    opened(tmp_path, compiler).provide("a", "a", b"text")
+    file = tmp_path / module_name("a", b"text")
+    if harm == "cut":
+        file.with_suffix(".ptx").write_bytes(b"code")
+    elif harm == "no names":
+        file.with_suffix(".txt").unlink()
+    opened(tmp_path, compiler, "sm_100a" if harm == "another device" else "sm_90a").provide("a", "a", b"text")
+    assert compiler.compiled == ["a", "a"]
+    assert file.with_suffix(".ptx").read_bytes() == b"code of text"
+
+
+def test_what_cannot_be_kept_is_left_to_mlx(tmp_path: Path) -> None:
+    """Without a compiler, or a directory, or with a name that MLX cuts, nothing is written and nothing raised."""
+
+    def without() -> Nvrtc:
+        raise NvrtcError("no compiler")
+
+    compiler, file = FakeCompiler(), tmp_path / "file"
+    file.write_text("")
+    caches = [KernelCache(tmp_path, "sm_90a", without), opened(file, compiler), opened(tmp_path, compiler)]
+    for cache, name in zip(caches, ["a", "a", "a" * 240], strict=True):
+        cache.provide(name, name, b"text")
+        assert cache.counts == {"left to MLX": 1}
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_names_have_the_hash_of_the_standard_library() -> None:
+    """Murmur2 of 64 bits, as computed by `std::hash<std::string>` of GCC 12; the empty string needs no arithmetic but
+    the seed's."""
+    assert module_name("a", b"") == "a_553e93901e462a6e"
+
+
+@pytest.fixture
+def every_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[tuple[str, str]]]:
+    """Names and texts of kernels of every file, in bfloat16."""
+    found: set[tuple[str, str]] = set()
+
+    def cuda_kernel(**_: Any) -> Any:
+        return lambda *, output_shapes, output_dtypes, **_: list(map(mx.zeros, output_shapes, output_dtypes))
+
+    monkeypatch.setattr(mx.fast, "cuda_kernel", cuda_kernel)
+    monkeypatch.setattr(kernel, "kernel_cache", lambda: Provided(found))
+    for function in (kv_kernels._kernel, draw_kernel._kernel):
+        function.cache_clear()
+    forget()
+    build_every_kernel()
+    yield found
+    monkeypatch.undo()
+    forget()
+    for function in (kv_kernels._kernel, draw_kernel._kernel):
+        function.cache_clear()
+
+
+def build_every_kernel() -> None:
+    """Call each function that has a kernel, for variants of unlike texts."""
+
+    def zeros(*shape: int) -> mx.array:
+        return mx.zeros(shape, BFLOAT16)
+
+    keys, row, stop = zeros(2, 2, 64, 128), mx.array([0, 0]), mx.array([64])
+    for parts in (1, 4):
+        for width, hidden in ((1, None), (3, mx.zeros((2, 64), mx.uint8))):
+            spans = kv.Spans(row, 64, stop, hidden, lambda: keys)
+            attention.ragged_attention(zeros(2, 8, width, 128), keys, keys, spans, 1.0, parts)
+    norms = QueryKeyNorms(zeros(128), zeros(128), zeros(10, 1, 128), 1e-6)
+    for freqs in (None, mx.zeros((64,))):
+        rotation = RotaryEmbedding(128, False, None if freqs is not None else 1e4, 1.0, freqs, 1.0)
+        heads = HeadShape(8, 2, 128, 1.0, rotation, None if freqs is None else norms, None, BFLOAT16)
+        between_products.rotate(heads, zeros(2, 1536), row, 1)
+        between_products.rotate_into(heads, zeros(2, 1536), row, 1, keys, keys, stop)
+    between_products.add_and_norm(zeros(2, 4096), zeros(2, 4096), zeros(4096), 1e-5)
+    for rows, outputs, gated in ((8, 4096, False), (32, 16_384, True)):
+        plain_products.few_rows(zeros(rows, 256), zeros(outputs, 256), gated=gated)
+    for bits in (4, 8):
+        packed = mx.zeros((64, 256 * bits // 32), mx.uint32)
+        quantised_products.few_rows(zeros(3, 256), packed, zeros(64, 4), zeros(64, 4), bits, 64)
+    plan = draw_kernel.columns([draw_kernel.Drawn(1, 0, 1.0, 5, 0.9, -math.inf)])
+    draw_kernel.choose(zeros(1, 1000), plan, 0)
+    kv_kernels.move_rows([(keys, keys)], [(keys, keys)], [Move(1, 0, 0, 0, 2)])
+
+
+def test_every_kernel_compiles_for_every_device(
+    every_kernel: set[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a device, by the compiler that MLX for CUDA depends on."""
+    if find_spec("nvidia") is None or find_spec("nvidia.cu13") is None:
+        pytest.skip("nvidia-cuda-nvrtc and nvidia-cuda-runtime are not installed")
+    package = Path(str(find_spec("nvidia.cu13").submodule_search_locations[0])).parents[1] / "mlx"  # type: ignore[union-attr,index]
+    ctypes.CDLL(str(package.parent / "nvidia/cu13/lib/libnvrtc.so.13"), mode=ctypes.RTLD_GLOBAL)
+    if not on_cuda():
+        monkeypatch.setattr(nvrtc, "_check", lambda _: None)
+    assert len(every_kernel) == 16
+    newest, oldest = (Nvrtc(name, kernel.HEADERS, package) for name in ("sm_90a", "sm_80"))
+    for name, text in sorted(every_kernel):
+        # Both of one kernel, or the test takes twice as long.
+        for compiler in (newest, oldest) if "part" in name else (newest,):
+            compiled = compiler.compile(name, f"mlx::core::cu::{name}", text.encode())
+            assert compiled.cubin.startswith(b"\x7fELF")
+            assert name in compiled.mangled
+    with pytest.raises(NvrtcError, match=r"NVRTC_ERROR_COMPILATION.*undefined"):
+        newest.compile("a", "a", b"__global__ void a() { undefined(); }")
+
+
+@pytest.mark.skipif(not on_cuda(), reason="no CUDA device")
+def test_mlx_runs_the_kernel_that_is_on_disk(capfd: pytest.CaptureFixture[str]) -> None:
+    """Under the name of a kernel that writes 1 is the code of one that writes 2: it is what runs. And the text that MLX
+    makes of a kernel is ours."""
+    cache = kernel.kernel_cache()
+    assert cache is not None, "MLX_PTX_CACHE_DIR is not set"
+    tried = Kernel(
+        f"tried_{uuid4().hex}",
+        ["a", "b"],
+        ["out", "other"],
+        "  if (a_ndim == a_shape[0]) out[b_strides[0] - 1] = 1;",
+    )
+    template = [("T", mx.float16), ("N", 3), ("YES", True), ("NO", False)]
+    inputs, outputs = [mx.zeros((2, 3), BFLOAT16), mx.zeros((4,))], [mx.int32, mx.uint8]
+    name, text = tried.generated(template, [one.dtype for one in inputs], outputs)
+    module = module_name(name, text.encode())
+    other = text.replace("= 1;", "= 2;").encode()
+    cache._write(module, f"mlx::core::cu::{name}", cache._compile(module, f"mlx::core::cu::{name}", other))
+    try:
+        made = tried(
+            inputs=inputs, template=template, output_dtypes=outputs, output_shapes=[(1,), (1,)],
+            grid=(1, 1, 1), threadgroup=(1, 1, 1), verbose=True,
+        )  # fmt: skip
+        assert made[0].item() == 2
+    finally:
+        for suffix in (".ptx", ".txt"):
+            Path(os.environ["MLX_PTX_CACHE_DIR"], module + suffix).unlink(missing_ok=True)
+    assert f"```\n{text}\n```" in capfd.readouterr().out
