@@ -116,14 +116,14 @@ def every_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[tuple[str, str
 
     monkeypatch.setattr(mx.fast, "cuda_kernel", cuda_kernel)
     monkeypatch.setattr(kernel, "kernel_cache", lambda: Provided(found))
-    for function in (kv_kernels._kernel, draw_kernel._kernel):
+    for function in (kv_kernels._kernel, kv_kernels._repack_kernel, draw_kernel._kernel):
         function.cache_clear()
     forget()
     build_every_kernel()
     yield found
     monkeypatch.undo()
     forget()
-    for function in (kv_kernels._kernel, draw_kernel._kernel):
+    for function in (kv_kernels._kernel, kv_kernels._repack_kernel, draw_kernel._kernel):
         function.cache_clear()
 
 
@@ -153,6 +153,7 @@ def build_every_kernel() -> None:
     plan = draw_kernel.columns([draw_kernel.Drawn(1, 0, 1.0, 5, 0.9, -math.inf)])
     draw_kernel.choose(zeros(1, 1000), plan, 0)
     kv_kernels.move_rows([(keys, keys)], [(keys, keys)], [Move(1, 0, 0, 0, 2)])
+    kv_kernels.CudaKernels().repack((keys, keys), mx.zeros((2, 64), mx.int32), 2)
 
 
 def test_every_kernel_compiles_for_every_device(
@@ -165,7 +166,7 @@ def test_every_kernel_compiles_for_every_device(
     ctypes.CDLL(str(package.parent / "nvidia/cu13/lib/libnvrtc.so.13"), mode=ctypes.RTLD_GLOBAL)
     if not on_cuda():
         monkeypatch.setattr(nvrtc, "_check", lambda _: None)
-    assert len(every_kernel) == 16
+    assert len(every_kernel) == 17
     newest, oldest = (Nvrtc(name, kernel.HEADERS, package) for name in ("sm_90a", "sm_80"))
     for name, text in sorted(every_kernel):
         # Both of one kernel, or the test takes twice as long.

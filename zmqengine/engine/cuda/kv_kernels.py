@@ -115,8 +115,8 @@ def _kernel() -> Kernel:
 
 
 @cache
-def _repack_kernel() -> Any:
-    return mx.fast.cuda_kernel(
+def _repack_kernel() -> Kernel:
+    return Kernel(
         name="repack_rows",
         input_names=["keys", "values", "order"],
         output_names=["new_keys", "new_values"],
