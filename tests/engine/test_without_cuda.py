@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -28,8 +29,15 @@ print(json.dumps([found[0], found[1], opened.facts["model_code"]]))
 """
 
 
-def test_an_engine_opens_and_runs_without_the_folder_for_cuda(model, model_directory) -> None:
-    """With the tokens of mlx-lm, on the decoder, with speculation as by default."""
+def test_an_engine_opens_and_runs_without_the_folder_for_cuda(model, model_directory, tmp_path) -> None:
+    """With the tokens of mlx-lm, on the decoder, with speculation as by default; and without torch, which transformers
+    would import where it is installed."""
+    package, facts = tmp_path / "torch", tmp_path / "torch-2.8.0.dist-info"
+    package.mkdir()
+    facts.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit('torch is imported')")
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.8.0\n")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     ended = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(model_directory)],
         capture_output=True,
@@ -37,6 +45,7 @@ def test_an_engine_opens_and_runs_without_the_folder_for_cuda(model, model_direc
         timeout=100,
         check=False,
         cwd=Path(__file__).parents[2],
+        env={**os.environ, "PYTHONPATH": path},
     )
     assert ended.returncode == 0, ended.stderr
     *found, code = json.loads(ended.stdout.splitlines()[-1])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -18,6 +20,7 @@ from zmqengine.engine.grammar.matcher import NeverBegins
 from zmqengine.engine.host.environment import TF32_VARIABLE, cuda_version
 from zmqengine.engine.host.machine_probe import probe_machine
 from zmqengine.engine.interface import Engine, RowRequest, TextsRequest, VectorEngine
+from zmqengine.engine.models.transformers_import import import_transformers
 from zmqengine.errors import ConfigError, ModelLoadError
 from zmqengine.pico import BUNDLED, model_path
 from zmqengine.protocol.addresses import base_directory
@@ -223,7 +226,12 @@ def _open_mlx(config: WorkerConfig, report: Report, wake: Callable[[], None], *,
 
 
 def _check_device() -> None:
-    probe = probe_machine()
+    with ThreadPoolExecutor(1) as thread:
+        probing = thread.submit(probe_machine)
+        # It takes as long as the probe and has to be imported anyway. If it is not there, the import of mlx-lm says so.
+        with contextlib.suppress(ImportError):
+            import_transformers()
+        probe = probing.result()
     if probe.problem and probe.is_certain:
         raise ModelLoadError(probe.problem)
     if probe.problem:

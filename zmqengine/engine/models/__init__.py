@@ -1,7 +1,8 @@
 """Models: the decoder family's own forward pass, and the border to mlx-lm.
 
-mlx_lm.py       everything that is imported from mlx-lm decoder_weights.py  weights of the family, read from the model
-that mlx-lm has loaded
+mlx_lm.py       everything that is imported from mlx-lm
+transformers_import.py  what mlx-lm needs for tokenizers, without torch
+decoder_weights.py      weights of the family, read from the model that mlx-lm has loaded
 ops.py          operations of a layer, behind one object; MLX's on every device
 decoder.py      the forward pass, of a rectangle of tokens or of the segments of a packed step
 tree.py         weights as a list of arrays, and back

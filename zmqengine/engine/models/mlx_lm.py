@@ -5,6 +5,8 @@ from __future__ import annotations
 import resource
 from typing import Any
 
+from zmqengine.engine.models.transformers_import import import_transformers
+
 
 def _keep_limit(*_: Any) -> None:
     """Leave the limit as it is."""
@@ -12,6 +14,7 @@ def _keep_limit(*_: Any) -> None:
 
 # Importing mlx-lm lowers the limit on open files to 2048, the hard one too, for good. A worker with many sessions
 # needs more.
+import_transformers()
 _set_limit = resource.setrlimit
 resource.setrlimit = _keep_limit
 try:
