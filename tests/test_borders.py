@@ -23,6 +23,7 @@ MLX_FREE = {
     "zmqengine/engine/host/device_errors.py",
     "zmqengine/engine/host/machine_probe.py",
     "zmqengine/engine/models/transformers_import.py",
+    "zmqengine/engine/models/transformers_names.py",
     "zmqengine/engine/cuda/kernel_cache.py",
     "zmqengine/engine/cuda/nvrtc.py",
     "zmqengine/engine/image_names.py",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+from zmqengine.engine.models.transformers_names import kept_names
+
 
 def import_transformers() -> None:
     """Import it without torch: where that is installed transformers imports it too, for seconds, and its tokenizers do
@@ -17,11 +19,12 @@ def import_transformers() -> None:
         sys.modules["torch"] = None  # type: ignore[assignment]
     try:
         # Names that mlx-lm imports: they are lazy, and each loads a part of the package.
-        from transformers import (  # noqa: F401
-            AutoTokenizer,
-            PreTrainedTokenizer,
-            PreTrainedTokenizerFast,
-        )
+        with kept_names():
+            from transformers import (  # noqa: F401
+                AutoTokenizer,
+                PreTrainedTokenizer,
+                PreTrainedTokenizerFast,
+            )
     finally:
         if hidden:
             del sys.modules["torch"]
