@@ -275,6 +275,20 @@ def test_costs_are_measured_for_few_and_many_rows(model, monkeypatch):
     assert costs.ratio(20, 8) == costs.ratio(21, 4) == float("inf")
 
 
+def test_costs_of_an_earlier_start_are_not_measured_again(model):
+    """They are kept as a text, if all were measured in time; a GPU still compiles verify blocks."""
+    measured = WidthCosts({1: {1: 0.5, 4: 0.75, 8: 1.0}, 8: {1: 0.5, 4: 1.0}})
+    assert measured.has_all((4, 8), 32)
+    assert not measured.has_all((4, 8), 64)
+    assert not WidthCosts().has_all((4, 8), 64)
+    assert WidthCosts.from_text("[1]").seconds == WidthCosts.from_text("").seconds == {}
+    counted = Counted(model)
+    speculator = by_worth(Ngrams(VOCAB_SIZE), costs=WidthCosts.from_text(measured.as_text()))
+    make_engine(counted, speculator=speculator, rows_max=8, device=Device(is_gpu=True))
+    assert speculator.costs.seconds == measured.seconds
+    assert counted.widths[4] > 0 < counted.widths[8]
+
+
 def test_a_spell_of_other_work_while_costs_are_measured_does_not_count(model, monkeypatch):
     """Plain steps that were slow in the first tries made blocks seem free, for as long as the worker ran."""
     monkeypatch.setattr(width_costs, "_TRIES_S", 2.0)

@@ -32,6 +32,7 @@ from zmqengine.engine.models.mlx_lm import mlx_lm_version  # noqa: E402
 from zmqengine.engine.models.ops import Ops, PlainOps  # noqa: E402
 from zmqengine.engine.sampling.draw import PLAIN_DRAW, Draw, PlainDraw  # noqa: E402
 from zmqengine.engine.speculation.build import open_draft_model, open_speculator  # noqa: E402
+from zmqengine.engine.speculation.costs import WidthCosts  # noqa: E402
 from zmqengine.engine.speculation.draft_model import DraftModel  # noqa: E402
 from zmqengine.engine.step.mlx_engine import MlxEngine  # noqa: E402
 from zmqengine.engine.vision.eye import Eye  # noqa: E402
@@ -103,11 +104,17 @@ def open_mlx_engine(
     loaded, eye = _fit_eye(loaded, eye, limit)
     kernels = kv_kernels()
     draft_model = _open_draft_model(options.draft, loaded, draw, kernels, report)
+    # The costs of a CPU, which other programs use, are measured at each start.
+    kept, steps = saved if device.is_gpu else None, _name_of_steps(loaded, options)
     speculator = open_speculator(
-        options.speculate, loaded.info.vocab_size, draft_model, by_default=device.drafts_by_default
+        options.speculate,
+        loaded.info.vocab_size,
+        draft_model,
+        by_default=device.drafts_by_default,
+        costs=WidthCosts() if kept is None else WidthCosts.from_text(kept.choices.get(steps, "")),
     )
     _check_pace(options)
-    if speculator is not None and not speculator.costs.seconds:
+    if speculator is not None:
         report("measuring verify blocks", None)
     engine = MlxEngine(
         loaded.model,
@@ -120,6 +127,8 @@ def open_mlx_engine(
         eye=eye,
         images_bytes_max=0 if eye is None else int(limit * FEATURES_SHARE),
     )
+    if kept is not None and speculator is not None and speculator.has_all_costs:
+        kept.keep({steps: speculator.costs.as_text()})
     if options.warm_up_s and device.is_gpu:
         engine.warm_up(options.warm_up_s, lambda fraction: report("warming up", fraction))
     if found is not None:
@@ -144,6 +153,12 @@ def open_mlx_engine(
     if engine.wired.description:
         facts["wired"] = engine.wired.description
     return OpenedEngine(engine, loaded, loaded.tokenizer, limit, facts)
+
+
+def _name_of_steps(loaded: LoadedModel, options: EngineOptions) -> str:
+    """Name in the saved choices for the cost of steps of such a model."""
+    info = loaded.info
+    return f"steps of {info.parameter_bytes} bytes, {info.vocab_size} words, up to {options.rows_max} rows"
 
 
 def _fit_eye(loaded: LoadedModel, eye: Eye | None, limit_bytes: int) -> tuple[LoadedModel, Eye | None]:

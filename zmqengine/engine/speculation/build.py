@@ -20,12 +20,18 @@ from zmqengine.errors import ModelLoadError
 
 
 def open_speculator(
-    speculate: Speculate, vocab_size: int, draft_model: DraftModel | None = None, *, by_default: bool = True
+    speculate: Speculate,
+    vocab_size: int,
+    draft_model: DraftModel | None = None,
+    *,
+    by_default: bool = True,
+    costs: WidthCosts | None = None,
 ) -> Speculator | None:
     """The speculator of a model of `vocab_size` tokens; None where nothing drafts.
 
     `auto` takes every source: grammars, predictions, n-grams and `draft_model`, if there is one; on a device that does
     not draft `by_default` only with a draft model. `ngram` and `draft` take that source, and predictions of requests.
+    `costs`: those of an earlier start.
     """
     if speculate == "off" or (speculate == "auto" and draft_model is None and not by_default):
         return None
@@ -37,7 +43,7 @@ def open_speculator(
         lookups.append(Ngrams(vocab_size))
     positions_max = logits_allowance() // (4 * vocab_size)
     model = None if speculate == "ngram" else draft_model
-    return Speculator(lookups, WidthCosts(), model=model, positions_max=positions_max)
+    return Speculator(lookups, costs or WidthCosts(), model=model, positions_max=positions_max)
 
 
 def open_draft_model(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 
 class WidthCosts:
@@ -15,6 +16,32 @@ class WidthCosts:
 
     def __init__(self, seconds: Mapping[int, Mapping[int, float]] | None = None) -> None:
         self.seconds = dict(seconds or {})
+
+    @classmethod
+    def from_text(cls, text: str) -> WidthCosts:
+        """The costs of which `as_text` made this; none from another text."""
+        try:
+            found = json.loads(text)
+            seconds = {
+                int(rows): {int(width): float(second) for width, second in bucket.items()}
+                for rows, bucket in found.items()
+            }
+        except (ValueError, TypeError, AttributeError):
+            return cls()
+        return cls(seconds)
+
+    def as_text(self) -> str:
+        """The measured seconds, to be kept for the next start."""
+        return json.dumps(self.seconds)
+
+    def has_all(self, widths: Sequence[int], positions_max: int) -> bool:
+        """Whether a plain step and blocks of these widths, of up to `positions_max` tokens, were measured at each
+        number of rows."""
+        return bool(self.seconds) and all(
+            width in bucket or rows * width > positions_max
+            for rows, bucket in self.seconds.items()
+            for width in (1, *widths)
+        )
 
     def step_s(self, rows: int) -> float:
         """Seconds of a plain step; infinite if it was not measured."""

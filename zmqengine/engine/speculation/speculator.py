@@ -105,6 +105,11 @@ class Speculator:
         self._idle_polls = 0
         self._retry_polls = _RETRY_POLLS
 
+    @property
+    def has_all_costs(self) -> bool:
+        """Whether the cost of every verify block was measured."""
+        return self.costs.has_all(self.widths, self.positions_max)
+
     def workspace_bytes(self, rows_max: int, vocab_size: int) -> int:
         """Transient bytes of sampling at every position of a verify block: logits and their intermediates."""
         positions = min(self.positions_max, rows_max * self.widths[-1])

@@ -446,8 +446,8 @@ class MlxEngine:
         return DecodeBatch(self._store, sampler, self._masks, planner, self._device)
 
     def _prepare_speculation(self, speculator: Speculator) -> None:
-        """Measure the cost of verify blocks, unless it is known, and warm the draft model up."""
-        if not speculator.costs.seconds:
+        """Measure the cost of verify blocks, unless it is known, compile them, and warm the draft model up."""
+        if self._device.is_gpu or not speculator.costs.seconds:
             measure_costs(
                 self._model,
                 self._new_batch,

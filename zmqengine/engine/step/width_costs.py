@@ -64,19 +64,21 @@ def measure_costs(
     kernels: kv.KVKernels,
     device: Device = CPU,
 ) -> None:
-    """Time steps of one row, of some and of `rows_max` into `costs`, for a few seconds in all.
+    """Time steps of one row, of some and of `rows_max` into `costs`, for a few seconds in all, unless it has costs.
 
     The shortest of a few tries counts, since the machine may have other work. Widths without time for a try are left
     out. On a GPU this also compiles verify blocks, of long rows as well, which would take seconds while a request
     waits.
     """
-    left_s = _SECONDS_MAX
+    is_known, left_s = bool(costs.seconds), _SECONDS_MAX
     for rows in sorted({1, min(8, rows_max), rows_max}):
         known = [1, *(width for width in widths if rows * width <= positions_max)]
         prompts = [_PROMPT_TOKENS + index % 2 for index in range(rows)]
         timer = _Timer(model, new_batch, vocab_size, prompts, kernels)
         if device.is_gpu:
             timer.best_s(known, 1, math.inf)
+        if is_known:
+            continue
         began_s = time.perf_counter()
         costs.seconds[rows] = timer.best_s(known, _TRIES, began_s + left_s, began_s + min(_TRIES_S, left_s))
         left_s -= time.perf_counter() - began_s
