@@ -1,8 +1,7 @@
 """NVRTC, the CUDA compiler that MLX loads, for the kernels of this folder. This module must not import MLX.
 
-Called as in `compile` of mlx/backend/cuda/jit_module.cpp (MLX 0.32.4), with two differences. Of MLX's headers a kernel
-gets `mlx_types.cuh` alone: to parse the others takes ten times the time of a kernel. And functions without annotation
-are no device functions, or the compiler would translate every function of CUDA's headers.
+Called as in `compile` of mlx/backend/cuda/jit_module.cpp (MLX 0.32.4), with one difference: of MLX's headers a kernel
+gets `mlx_types.cuh` alone, since to parse the others takes ten times the time of a kernel.
 """
 
 from __future__ import annotations
@@ -49,6 +48,8 @@ class Nvrtc:
         self._texts = _strings([text.encode() for text in headers.values()])
         self._options = _strings(
             [
+                # NVRTC 13.0 takes generic lambdas of a kernel for functions of the host without it.
+                b"--device-as-default-execution-space",
                 f"--gpu-architecture={architecture}".encode(),
                 f"--include-path={_cuda_headers(package, release)}".encode(),
             ]
