@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import logging
 import os
 import threading
@@ -19,6 +20,7 @@ from zmqengine.config import WorkerConfig
 from zmqengine.engine.grammar.matcher import NeverBegins
 from zmqengine.engine.host.environment import TF32_VARIABLE, cuda_version
 from zmqengine.engine.host.machine_probe import probe_machine
+from zmqengine.engine.host.mlx_kernels import start_children
 from zmqengine.engine.interface import Engine, RowRequest, TextsRequest, VectorEngine
 from zmqengine.engine.models.transformers_import import import_transformers
 from zmqengine.errors import ConfigError, ModelLoadError
@@ -151,9 +153,10 @@ def _read_seconds(engine: Engine, prompt: list[int]) -> float:
 def _open_mlx(config: WorkerConfig, report: Report, wake: Callable[[], None], *, probe: bool) -> Opened:
     is_bundled = config.model in BUNDLED
     # Refuse an impossible model name at once: the imports below take seconds.
-    for name in (None if is_bundled else config.model, config.draft):
-        if name is not None:
-            local_directory(name)
+    local = model_path(config.model) if is_bundled else local_directory(config.model)
+    if config.draft is not None:
+        local_directory(config.draft)
+    await_kernels = start_children(_dtype_in(local))
     if probe:
         _check_device()
     if config.tf32:
@@ -166,6 +169,9 @@ def _open_mlx(config: WorkerConfig, report: Report, wake: Callable[[], None], *,
     from zmqengine.engine.load.loader import find_directory
     from zmqengine.worker.requests.constraint_compiler import ConstraintCompiler
 
+    if await_kernels is not None:
+        report("compiling MLX's kernels", None)
+        await_kernels()
     share = _memory_share(config)
     facts: dict[str, str] = {}
 
@@ -223,6 +229,16 @@ def _open_mlx(config: WorkerConfig, report: Report, wake: Callable[[], None], *,
         memory_share=share,
         memory_pressure=memory_pressure,
     )
+
+
+def _dtype_in(directory: Path | None) -> str:
+    """The type of a checkpoint's numbers, that of most checkpoints where its config does not say."""
+    try:
+        config = json.loads((directory or Path()).joinpath("config.json").read_text(encoding="utf-8"))
+        config = {**config, **config.get("text_config", {})}
+        return str(config.get("torch_dtype") or config.get("dtype") or "bfloat16").removeprefix("torch.")
+    except (OSError, ValueError, TypeError, AttributeError):
+        return "bfloat16"
 
 
 def _check_device() -> None:
