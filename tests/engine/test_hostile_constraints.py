@@ -23,6 +23,7 @@ from zmqengine.engine.grammar import matcher as matchers
 from zmqengine.engine.grammar.grammar import Grammar
 from zmqengine.engine.grammar.matcher import ConstraintBroken, RowMatcher
 from zmqengine.engine.grammar.trial_compile import _COMMAND, Trials, VocabularySource
+from zmqengine.engine.host.host_heap import used_bytes
 from zmqengine.engine.speculation.forced_runs import ForcedRuns
 from zmqengine.errors import BadRequest
 
@@ -99,10 +100,30 @@ def test_a_constraint_that_takes_too_long_to_compile_is_refused(
     """Its child process ends; the next constraint gets another one, and its answer."""
     begun_s = time.process_time()
     with pytest.raises(BadRequest, match="too complex: compiling it takes"):
-        trials.check(*SLOW[name])
-    trials.check("regex", "a+")
+        trials.measure(*SLOW[name])
+    trials.measure("regex", "a+")
     # In this process, that of the actor, it took nothing.
     assert time.process_time() - begun_s < 1.0
+
+
+@pytest.mark.skipif(not used_bytes(), reason="the C library does not count its memory")
+def test_the_memory_of_a_constraint_is_measured(pico: Pico, trials: Trials) -> None:
+    """As compiled, by its trial; what its row computes later is within what the grammar says of itself."""
+    assert trials.measure("regex", "(") == 0
+    assert trials.measure("regex", "." * 60_000) > 4 << 20
+    assert 0 < trials.measure("regex", "a+") < 1 << 20
+    before = used_bytes()
+    grammar = pico.grammar("regex", r"(\p{L}{1,40}\s){0,2000}")
+    grammar.compiled_bytes = used_bytes() - before
+    assert grammar.bytes_most == grammar.compiled_bytes
+    row, chance = grammar.start([]), random.Random(1)
+    for _ in range(60):
+        bits = np.unpackbits(np.frombuffer(row.parser.compute_bitmask(), np.uint8), bitorder="little")
+        row.consume(chance.choice([int(id_) for id_ in np.flatnonzero(bits) if id_ not in pico.eos]))
+    taken = used_bytes() - before
+    assert taken > 1 << 20
+    assert taken < grammar.bytes_most < 10 * taken
+    assert not row.parser.is_error()
 
 
 def children() -> list[psutil.Process]:
@@ -112,13 +133,13 @@ def children() -> list[psutil.Process]:
 
 def test_a_child_that_was_killed_is_replaced(trials: Trials) -> None:
     """A system short of memory may kill it: the constraint that comes next is not the cause."""
-    trials.check("regex", "a+")
+    trials.measure("regex", "a+")
     killed = children()
     assert killed
     for child in killed:
         child.kill()
         child.wait()
-    trials.check("regex", "a+")
+    trials.measure("regex", "a+")
     assert {child.pid for child in children()}.isdisjoint(child.pid for child in killed)
 
 

@@ -260,6 +260,8 @@ class EngineMemory:
     peak: int
     images: int = 0
     """Features of images."""
+    heap: int = 0
+    """Bytes of `active` and `buffers` in the heap of the C library: all of them on a CPU."""
 
 
 class Engine(Protocol):

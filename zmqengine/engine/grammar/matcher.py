@@ -39,7 +39,7 @@ class RowMatcher:
     Until then every token but those that end the output is allowed. `followed`: the tokens of the output so far.
     """
 
-    __slots__ = ("_after", "_forced", "_matcher", "_tail", "_tokens", "begun", "followed")
+    __slots__ = ("_after", "_forced", "_matcher", "_tail", "_tokens", "begun", "claim", "followed")
 
     def __init__(
         self,
@@ -55,6 +55,8 @@ class RowMatcher:
         self._tail: list[int] = []
         self.begun = not after
         self.followed: list[int] = []
+        self.claim: object = None
+        """What the memory of its grammar is counted by, which it shares: it may outlive that."""
         begun_s = time.thread_time()
         for token in emitted:
             if time.thread_time() - begun_s > FOLLOW_S_MAX:

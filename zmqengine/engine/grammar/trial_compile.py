@@ -1,4 +1,5 @@
-"""Trial of a constraint: it is compiled in a child process first, which the kernel ends when it takes too much.
+"""Trial of a constraint: it is compiled in a child process first, which the kernel ends when it takes too much, and
+which measures the memory that it takes.
 
 llguidance's limits hold in each operation between two steps, but not in compiling: wide regular expressions and pairs
 of `patternProperties` take time with the square of the text and worse, and native code cannot be interrupted. A
@@ -20,6 +21,7 @@ from typing import IO
 import msgspec
 
 from zmqengine.engine.grammar.grammar import Kind, compile_grammar, vocabulary
+from zmqengine.engine.host.host_heap import used_bytes
 from zmqengine.errors import BadRequest
 
 CPU_S_MAX = 2
@@ -59,16 +61,17 @@ class Trials:
         for _ in range(CHILDREN_MAX):
             self._free.put(None)
 
-    def check(self, kind: Kind, text: str, choices: Sequence[str] = (), after: Sequence[int] = ()) -> None:
-        """Raise `BadRequest` if compiling takes more than `CPU_S_MAX` or `MEMORY_BYTES_MAX`.
+    def measure(self, kind: Kind, text: str, choices: Sequence[str] = (), after: Sequence[int] = ()) -> int:
+        """Bytes that the compiled constraint takes; 0 for one that cannot be compiled, and where `used_bytes` is 0.
 
-        What else is wrong with a constraint is not said here.
+        Raises `BadRequest` if compiling takes more than `CPU_S_MAX` or `MEMORY_BYTES_MAX`. What else is wrong with a
+        constraint is not said here.
         """
         child = self._free.get()
         try:
             if child is None or not child.is_alive:
                 child = _Child(self._vocabulary)
-            child.compile(_Case(kind, text, list(choices), list(after)))
+            return child.compile(_Case(kind, text, list(choices), list(after)))
         except BrokenPipeError:
             raise BadRequest(
                 f"constraint: the {kind} is too complex: compiling it takes more than {CPU_S_MAX} s or "
@@ -96,21 +99,22 @@ class _Child:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def compile(self, case: _Case) -> None:
-        """Returns when it has compiled the constraint or found a fault. Raises `BrokenPipeError` if that ended it."""
-        self._ask(msgspec.msgpack.encode(case))
+    def compile(self, case: _Case) -> int:
+        """Bytes of the compiled constraint, 0 for one with a fault. Raises `BrokenPipeError` if it ended the child."""
+        return self._ask(msgspec.msgpack.encode(case))
 
-    def _ask(self, message: bytes) -> None:
+    def _ask(self, message: bytes) -> int:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
             _write(self._process.stdin, message)
-            answered = bool(self._process.stdout.read(1))
+            answer = self._process.stdout.read(_SIZE_BYTES)
         except BrokenPipeError:
-            answered = False
-        if not answered:
+            answer = b""
+        if len(answer) < _SIZE_BYTES:
             self._process.wait()
             raise BrokenPipeError
+        return int.from_bytes(answer, "big")
 
 
 def _write(pipe: IO[bytes], message: bytes) -> None:
@@ -124,21 +128,25 @@ def _read(pipe: IO[bytes]) -> bytes:
 
 
 def main() -> None:
-    """Compile what comes on standard input, and write a byte after each."""
+    """Compile what comes on standard input, and write the bytes of memory that each takes."""
     words = msgspec.msgpack.decode(_read(sys.stdin.buffer), type=VocabularySource)
     tokens = vocabulary(words.tokenizer_json, vocab_size=words.vocab_size, eos_token_ids=words.eos_token_ids)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _limit_memory()
+    grown_bytes = 0
     while True:
-        sys.stdout.buffer.write(b".")
+        sys.stdout.buffer.write(grown_bytes.to_bytes(_SIZE_BYTES, "big"))
         sys.stdout.buffer.flush()
         message = _read(sys.stdin.buffer)
         if not message:
             return
         case = msgspec.msgpack.decode(message, type=_Case)
         _limit_time()
+        before, grown_bytes = used_bytes(), 0
         with contextlib.suppress(BadRequest):
-            compile_grammar(tokens, case.kind, case.text, case.choices, case.after)
+            grammar = compile_grammar(tokens, case.kind, case.text, case.choices, case.after)
+            grown_bytes = max(0, used_bytes() - before)
+            del grammar
 
 
 def _limit_time() -> None:

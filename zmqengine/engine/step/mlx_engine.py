@@ -415,6 +415,7 @@ class MlxEngine:
             active=mx.get_active_memory(),
             peak=mx.get_peak_memory(),
             images=0 if seeing is None else seeing.bytes,
+            heap=0 if self._device.is_gpu else mx.get_active_memory() + mx.get_cache_memory(),
         )
 
     def close(self) -> None:

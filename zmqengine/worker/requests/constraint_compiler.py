@@ -12,6 +12,7 @@ from zmqengine.engine.grammar.trial_compile import Trials, VocabularySource
 from zmqengine.engine.interface import ModelInfo
 from zmqengine.errors import BadRequest
 from zmqengine.protocol.messages import Constraint
+from zmqengine.worker.requests.constraint_memory import ConstraintMemory
 
 
 class ConstraintCompiler:
@@ -20,6 +21,8 @@ class ConstraintCompiler:
     def __init__(self, tokenizer_json: bytes, model: ModelInfo) -> None:
         self._words = VocabularySource(tokenizer_json, model.vocab_size, sorted(model.eos_token_ids))
         self._trials = Trials(self._words)
+        self.memory = ConstraintMemory()
+        """Memory of the constraints that were compiled here, for as long as their requests hold them."""
         self._vocabulary: LLTokenizer | None = None
         self._vocabulary_lock = threading.Lock()
 
@@ -29,10 +32,18 @@ class ConstraintCompiler:
             self._tokens()
 
     def compile(self, constraint: Constraint) -> Grammar:
-        """A grammar for one request. Raises `BadRequest` for a constraint that is malformed or cannot be enforced."""
+        """A grammar for one request.
+
+        Raises `BadRequest` for a constraint that is malformed or cannot be enforced, and `NeverFits` or `Overloaded`
+        for one that there is no memory for.
+        """
         tokens = self._tokens()
-        self._trials.check(constraint.kind, constraint.text, constraint.choices, constraint.after)
-        return compile_grammar(tokens, constraint.kind, constraint.text, constraint.choices, constraint.after)
+        given = (constraint.kind, constraint.text, constraint.choices, constraint.after)
+        compiled_bytes = self._trials.measure(*given)
+        claim = self.memory.claim(compiled_bytes)
+        grammar = compile_grammar(tokens, *given)
+        grammar.compiled_bytes, grammar.claim = compiled_bytes, claim
+        return grammar
 
     def _tokens(self) -> LLTokenizer:
         with self._vocabulary_lock:
