@@ -11,7 +11,7 @@ from tests.support.workers import WorkerProcess, wait_until
 from zmqengine.errors import ConstraintFailed, NeverFits, Overloaded, ZmqEngineError
 from zmqengine.protocol.messages import Constraint
 from zmqengine.worker.requests.constraint_memory import ConstraintMemory
-from zmqengine_client import TokenStream
+from zmqengine_client import TextStream
 
 LIMIT_BYTES = 96 << 20
 PARTS = ("weights_bytes", "kv_bytes", "parked_bytes", "prompt_cache_bytes", "constraint_bytes")
@@ -45,7 +45,7 @@ def test_a_claim_counts_for_as_long_as_it_lives() -> None:
     assert memory.bytes == 0
 
 
-def error_of(stream: TokenStream) -> ZmqEngineError | None:
+def error_of(stream: TextStream) -> ZmqEngineError | None:
     """The error that ends a stream, which is read."""
     try:
         stream.read()

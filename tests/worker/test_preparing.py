@@ -76,6 +76,27 @@ def test_a_preparation_that_fails_ends_its_request_alone(
     assert front_end.wait_for_end("beside")[0].finish == "length"
 
 
+def test_a_refusal_frees_what_it_refuses_at_once(make_harness: MakeHarness) -> None:
+    """Without the garbage collector, which does not know that a grammar takes megabytes."""
+    kept: list[weakref.ref[Compiler]] = []
+
+    def refuse(constraint: Constraint) -> Any:
+        grammar = failing(RuntimeError())
+        kept.append(weakref.ref(grammar))
+        raise BadRequest("too complex")
+
+    harness = make_harness(compiler=Compiler(refuse))
+    gc.collect()
+    gc.disable()
+    try:
+        front_end = harness.front_end()
+        front_end.accepted("bad", constraint=JSON)
+        front_end.wait_for_end("bad")
+        harness.run_until(lambda: kept[0]() is None)
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize("kind", ["constraint", "long prompt"])
 def test_the_queue_is_bounded_while_requests_are_prepared(make_harness: MakeHarness, kind: str) -> None:
     """The share of one front-end holds whatever phase its requests are in, and each end gives its place back."""

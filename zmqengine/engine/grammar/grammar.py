@@ -168,7 +168,9 @@ def _grammar_of(tokens: LLTokenizer, kind: Kind, text: str, choices: Sequence[st
         case "lark":
             lark = _with_schemas(text)
             try:
-                check_rules(lark, functools.partial(_is_empty, tokens))
+                check_rules(
+                    lark, functools.partial(_is_empty, tokens), functools.partial(_matches_nothing, tokens)
+                )
             except ValueError as error:
                 raise BadRequest(f"constraint: {error}") from None
             return {"lark_grammar": lark}
@@ -182,7 +184,15 @@ def _is_empty(tokens: LLTokenizer, regex: str) -> bool:
     """Whether a regular expression within a grammar matches nothing. Only a class of characters can be the reason."""
     if not _MAYBE_EMPTY.search(regex):
         return False
-    matcher = LLMatcher(tokens, LLMatcher.grammar_from_regex(regex), log_level=0)
+    return _allows_nothing(LLMatcher(tokens, LLMatcher.grammar_from_regex(regex), log_level=0))
+
+
+def _matches_nothing(tokens: LLTokenizer, lark: str) -> bool:
+    """Whether a grammar that consists of terminals matches nothing."""
+    return _allows_nothing(LLMatcher(tokens, LLMatcher.grammar_from_lark(lark), log_level=0))
+
+
+def _allows_nothing(matcher: LLMatcher) -> bool:
     matcher.compute_bitmask()
     return NOTHING in matcher.get_error()
 

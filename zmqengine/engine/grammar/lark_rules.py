@@ -1,7 +1,8 @@
-"""Refuses grammars with a rule that no finite text satisfies: one that requires itself, or an empty character class.
+"""Refuses grammars with a rule that no finite text satisfies: one that requires itself, an empty character class, or
+terminals that exclude each other.
 
-Only the structure of rules is read: names, alternatives, groups and repetitions. Anything else counts as satisfiable,
-also the operators of terminals (`&`, `~`); llguidance refuses what it cannot read.
+Only the structure of rules is read: names, alternatives, groups and repetitions. llguidance says whether a terminal
+with an operator (`&`, `~`) is empty. Anything else counts as satisfiable; llguidance refuses what it cannot read.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable
+from itertools import pairwise
 
 _HEAD = r"[?!]*+(?P<head>\w++)(?:::_)?+(?:\[[^\]\n]*+\])?+(?:\{[^}\n]*+\})?+(?:\.\d++)?+[ \t]*+:(?!:)"
 _TOKEN = re.compile(
@@ -19,19 +21,25 @@ _TOKEN = re.compile(
 _RULE = re.compile(_HEAD)
 
 
-def check_rules(lark: str, is_empty: Callable[[str], bool]) -> None:
+_OPERATED_MAX = 64
+"""Terminals with operators that are looked at. Each takes 0.3 ms, and as many definitions as there are terminals."""
+
+
+def check_rules(lark: str, is_empty: Callable[[str], bool], matches_nothing: Callable[[str], bool]) -> None:
     """Raise ValueError naming a rule that no finite text satisfies. `is_empty`: whether a regular expression, without
-    its slashes, matches nothing.
+    its slashes, matches nothing; `matches_nothing`: whether a grammar does.
 
     Takes time with the length of the text: a rule is satisfied once one of its alternatives is, and an alternative once
     everything in it is (Dowling and Gallier, 1984).
     """
     rules = _Rules(is_empty)
+    heads: list[tuple[str, int]] = []
     at, begins = 0, True
     while at < len(lark):
         head = _RULE.match(lark, at) if begins else None
         if head is not None:
             rules.begin(head["head"])
+            heads.append((head["head"], at))
             at, begins = head.end(), False
             continue
         token = _TOKEN.match(lark, at)
@@ -41,6 +49,15 @@ def check_rules(lark: str, is_empty: Callable[[str], bool]) -> None:
         if token.lastgroup == "directive":
             at = _after_json(lark, at)
         rules.add(token.lastgroup, token[0])
+    terminals = {
+        name: lark[start:end]
+        for (name, start), (_, end) in pairwise([*heads, ("", len(lark))])
+        if name.strip("_")[:1].isupper()
+    }
+    operated = [name for name in terminals if name in rules.operated][:_OPERATED_MAX]
+    for name in operated:
+        if matches_nothing(f"start: {name}\n" + "\n".join(terminals.values())):
+            rules.never(name)
     failed = rules.unsatisfied()
     if failed is not None:
         raise ValueError(f"the lark matches nothing: no text satisfies the rule {failed[:60]}")
@@ -71,11 +88,15 @@ class _Rules:
         self._choice = self._alternative = -1
         self._item: int | None = None
         self._never = self._new_choice()
+        self._name = ""
+        self.operated = set[str]()
+        """Names whose definitions have operators of terminals."""
 
     def begin(self, name: str) -> None:
         """The rule that the next tokens belong to."""
         self._flush()
         self._groups.clear()
+        self._name = name
         self._choice = self._numbered(name)
         self._defined[self._choice] = name
         self._alternative = self._new_alternative(self._choice)
@@ -94,6 +115,15 @@ class _Rules:
             self._sign(token)
         else:
             self._flush()
+
+    def never(self, name: str) -> None:
+        """Note that no text satisfies a rule."""
+        self._flush()
+        number = self._numbered(name)
+        for alternative, choice in enumerate(self._choice_of):
+            if choice == number:
+                self._waits_for[alternative] += 1
+                self._waiting[self._never].append(alternative)
 
     def unsatisfied(self) -> str | None:
         """A rule that no text satisfies, or None."""
@@ -130,6 +160,8 @@ class _Rules:
         elif sign in "?*{~&":
             # The item may be absent, or belongs to an operator that is not read: the alternative does not wait for it.
             self._item = None
+            if sign in "~&":
+                self.operated.add(self._name)
 
     def _flush(self) -> None:
         if self._item is not None:

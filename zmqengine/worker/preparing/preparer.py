@@ -76,6 +76,18 @@ def _compile(insert: Insert, compiler: ConstraintCompiler) -> tuple[Grammar | No
     return grammar, matcher.is_complete
 
 
+def _outcome(preparation: Preparation) -> Prepared | BaseException:
+    """The result or the error of a preparation.
+
+    A function of its own: the frames of an error are in a cycle with a variable of theirs that holds it, and a refused
+    constraint takes megabytes until the garbage collector finds it.
+    """
+    try:
+        return preparation()
+    except BaseException as error:  # noqa: BLE001 - a panic of a Rust library is no Exception
+        return error
+
+
 class Preparer:
     """Runs preparations on threads. `wake` is called from a thread when one is done; the rest is the actor's alone."""
 
@@ -94,11 +106,7 @@ class Preparer:
         ticket = replace(request.ticket, phase="new", prompt_tokens=0)
 
         def run() -> None:
-            try:
-                result: Prepared | BaseException = preparation()
-            except BaseException as error:  # noqa: BLE001 - a panic of a Rust library is no Exception
-                result = error
-            self._done.append((request, ticket, result))
+            self._done.append((request, ticket, _outcome(preparation)))
 
         self._running[request] = (lane, ticket)
         lane.start(ticket, run, self._wake)

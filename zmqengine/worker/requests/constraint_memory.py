@@ -8,8 +8,8 @@ import weakref
 from zmqengine.errors import NeverFits, Overloaded
 
 
-class Claim:
-    """Bytes that a compiled constraint takes, counted for as long as this object lives."""
+class ConstraintClaim:
+    """Memory of one compiled constraint, counted for as long as this object lives."""
 
     __slots__ = ("__weakref__", "bytes")
 
@@ -27,7 +27,7 @@ class ConstraintMemory:
 
     def __init__(self) -> None:
         self.bytes_max = 0
-        self._claims = weakref.WeakSet[Claim]()
+        self._claims = weakref.WeakSet[ConstraintClaim]()
         self._claiming = threading.Lock()
         self._heap_bytes = self._grown_bytes = 0
 
@@ -36,7 +36,7 @@ class ConstraintMemory:
         """Bytes in use: as compiled, or as the heap has grown since, whichever is more."""
         return max(self._claimed_bytes, self._grown_bytes)
 
-    def claim(self, bytes_: int) -> Claim:
+    def claim(self, bytes_: int) -> ConstraintClaim:
         """Room for a constraint. Raises `NeverFits` or `Overloaded` with the numbers."""
         if bytes_ > self.bytes_max:
             raise NeverFits(
@@ -49,7 +49,7 @@ class ConstraintMemory:
                     f"constraint: it takes {bytes_} bytes when compiled; those of other requests take {self.bytes} of "
                     f"the {self.bytes_max} that the worker has for them: try again once some have ended"
                 )
-            claim = Claim(bytes_)
+            claim = ConstraintClaim(bytes_)
             self._claims.add(claim)
             return claim
 
