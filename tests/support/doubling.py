@@ -27,12 +27,13 @@ def check_linear(make: Callable[[int], T], work: Callable[[T], object], start: i
         size = min(2 * size, most)
     factors = []
     for measured in (size, 2 * size):
+        if measured > size:
+            seconds = _seconds(make, work, measured)
         for _ in range(TRIES):
-            seconds = max(seconds, _seconds(make, work, measured), ENOUGH_S)
-            factors.append(_seconds(make, work, 2 * measured) / seconds)
+            factors.append(_seconds(make, work, 2 * measured) / max(seconds, ENOUGH_S))
             if factors[-1] <= FACTOR_MAX:
                 return
-        seconds = 0.0
+            seconds = max(seconds, _seconds(make, work, measured))
     raise AssertionError(
         f"from {size} and from {2 * size} on, doubling multiplies the time by {min(factors):.1f}"
     )
