@@ -147,11 +147,11 @@ def test_streams_beside_a_prompt_pause_for_a_few_steps(gpu: bool, steps: int) ->
 
 
 def test_the_more_wait_beside_the_fewer_streams_the_longer_the_chunk() -> None:
-    """A prompt beside as many streams takes what is asked for; where nobody decodes, two and a half times as much."""
+    """A prompt beside as many streams takes the target, beside few half as much again, and beside none 2.5 times."""
     pace = StepPace(4096, 4096, 0.2)
     pace.begin((2_000, 1.0))
     assert pace.choose(decoding=4, waiting=1) == pace.choose(decoding=4, waiting=4) == 400
-    assert 400 < pace.choose(decoding=8, waiting=24) < pace.choose(decoding=1, waiting=31) < 1000
+    assert 400 < pace.choose(decoding=8, waiting=24) < pace.choose(decoding=1, waiting=31) < 600
     assert pace.choose(decoding=0, waiting=1) == 1000
 
 

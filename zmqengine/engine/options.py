@@ -32,7 +32,8 @@ class EngineOptions:
         200.0,
         within=(0, DAY_MS),
         help="Milliseconds that prefill may add to a pass while other requests decode: chunks shrink to it. "
-        "Up to 2.5 times as much while more requests wait than decode; 0 for no limit.",
+        "Up to 1.5 times as much while more requests wait than decode, 2.5 times while none decodes; 0 for no "
+        "limit.",
     )
     prompt_cache_bytes: int | None = option(
         None,

@@ -15,8 +15,8 @@ TOKENS_START = 256
 _GOAL_S_MIN = 0.025
 # Decode steps that a chunk may take while few rows wait, if there is time for `TOKENS_START`.
 _DECODE_STEPS_MIN = 2
-# Factor of the time target where every delayed row waits for the chunk itself.
-_IDLE_SHARE = 2.5
+# Factor of the time target where every delayed row waits for the chunk itself, and where some that decode wait as well.
+_IDLE_SHARE, _BESIDE_SHARE = 2.5, 1.5
 # This many rows that wait while none decodes are a burst.
 _BUNCH_ROWS = 16
 # Steps after its launch in which the time of a chunk may show, depending on the device.
@@ -54,7 +54,8 @@ class StepPace:
     Prefill may add `target_s` to the time of a step without it, and on a fast machine the time of eight such steps,
     on a `gpu` of six. While few rows wait, two steps are enough where they have time for `TOKENS_START`: longer chunks
     are hardly faster by the token, and streams pause for them. The more rows wait than decode, the more prefill may
-    add, up to two and a half times as much, on a fast GPU four times. A target of 0 always allows the largest chunk. A
+    add, up to half as much again, two and a half times as much where none decodes, and on a fast GPU four times the
+    steps. A target of 0 always allows the largest chunk. A
     chunk has `TOKENS_MIN` to `tokens_max` tokens, or while no row decodes `idle_tokens_max`, on a GPU twice that for a
     burst. It is never more than twice as long as one that was timed: the speed of prefill differs by orders of
     magnitude between machines and models, and is not known before.
@@ -170,7 +171,7 @@ class StepPace:
 
     def _goal_s(self, decoding: int, ahead: float = 0.0) -> float:
         """Seconds that prefill may add to a step of `decoding` rows; `ahead`: excess of waiting rows, as a share."""
-        target_s = self.target_s * (1 + (_IDLE_SHARE - 1) * ahead)
+        target_s = self.target_s * (1 + ((_BESIDE_SHARE if decoding else _IDLE_SHARE) - 1) * ahead)
         if not self._plain_s:
             return target_s
         near_s = self._plain_s[self._nearest_seen(decoding)]
