@@ -29,7 +29,7 @@ _WARPS = 4
 # Thread blocks that fill the device, and the least columns for a thread block of its own.
 _BLOCKS_WANTED = 256
 _PART_COLUMNS_MIN = 64
-_PARTS_MAX = 16
+_PARTS = (1, 4, 16)
 # Maximum registers of a lane for queries.
 _QUERY_NUMBERS_MAX = 64
 # Limits of the kernel for several tokens of a row: dimensions of a head, and queries of a thread block.
@@ -42,9 +42,9 @@ def ragged_attention(
 ) -> mx.array:
     """Attention of `queries` [rows, heads, width, dim] over the columns of each row in `spans`.
 
-    Returns [rows, heads, width, dim]. `parts`: number of thread blocks that split a row's columns (split-K); 0 to
-    choose it. Several tokens of a row in half precision use tensor cores. Columns before those of a row are not read:
-    values of an earlier row there may be NaN.
+    Returns [rows, heads, width, dim]. `parts`: number of thread blocks that split a row's columns (split-K), one of
+    `_PARTS`; 0 to choose it. Several tokens of a row in half precision use tensor cores. Columns before those of a row
+    are not read: values of an earlier row there may be NaN.
     """
     call = _call(queries.dtype, queries.shape, keys.shape[1], spans.columns, parts)
     inputs = [
@@ -101,6 +101,7 @@ def _prepared(
 ) -> Callable[[list[mx.array]], mx.array]:
     """The kernel bound to the arguments that are equal in every layer and step."""
     rows, heads, width, dim = shape
+    first, join = _variants(kernel, dtype, dim)[parts]
     call: dict[str, Any] = {
         "grid": (blocks[0] * _WARPS * 32, blocks[1], parts),
         "threadgroup": (_WARPS * 32, 1, 1),
@@ -109,13 +110,11 @@ def _prepared(
     # writes it transposed, since a transposition is one more call.
     made = (rows, width, heads, dim) if width > 1 else shape
     if parts == 1:
-        whole = _whole(kernel, dtype)
 
         def compute(inputs: list[mx.array]) -> mx.array:
-            return whole(inputs=inputs, output_shapes=[made], **call)[0]
+            return first(inputs=inputs, output_shapes=[made], **call)[0]
 
     else:
-        part, join = _part_and_join(kernel, dtype, dim, parts)
         sums_shape = (rows, width, heads, parts, dim + 2)
         joined: dict[str, Any] = {
             "grid": (rows * heads * width * dim, 1, 1),
@@ -124,7 +123,7 @@ def _prepared(
         }
 
         def compute(inputs: list[mx.array]) -> mx.array:
-            sums = part(inputs=inputs, output_shapes=[sums_shape], **call)
+            sums = first(inputs=inputs, output_shapes=[sums_shape], **call)
             return join(inputs=sums, **joined)[0]
 
     return compute if width == 1 else lambda inputs: compute(inputs).transpose(0, 2, 1, 3)
@@ -153,32 +152,32 @@ def _heads_together(group: int, dim: int) -> int:
 
 
 def _parts(blocks: int, columns: int) -> int:
-    """Number of thread blocks that split a row's columns: 1, 4 or 16, since a kernel is compiled for each."""
-    parts = 1
-    while parts < _PARTS_MAX and blocks * parts < _BLOCKS_WANTED and columns >= 4 * parts * _PART_COLUMNS_MIN:
-        parts *= 4
-    return parts
+    """Number of thread blocks that split a row's columns: one of a few, since a kernel is compiled for each."""
+    for parts in _PARTS:
+        if blocks * parts >= _BLOCKS_WANTED or columns < 4 * parts * _PART_COLUMNS_MIN:
+            return parts
+    return _PARTS[-1]
 
 
 @cache
-def _whole(kernel: _Kernel, dtype: mx.Dtype) -> Variant:
-    """The kernel for all columns of a row."""
-    return _attending(kernel, "", "ragged_attention_whole.cu", dtype, dtype, 1)
+def _variants(kernel: _Kernel, dtype: mx.Dtype, dim: int) -> dict[int, tuple[Variant, Variant]]:
+    """The kernel by number of parts: for all columns of a row or a part of them, and for the reduction of the parts.
 
-
-@cache
-def _part_and_join(kernel: _Kernel, dtype: mx.Dtype, dim: int, parts: int) -> tuple[Variant, Variant]:
-    """The kernels for one of several parts of a row's columns, and for the reduction of the parts."""
+    All at once, since traffic needs the other numbers later, when to compile one would be a pause.
+    """
     join = Kernel(
         name="ragged_attention_join",
         input_names=["parts"],
         output_names=["out"],
         source=kernel_text("ragged_attention_join.cu"),
     )
-    return (
-        _attending(kernel, "_part", "ragged_attention_part.cu", dtype, mx.float32, parts),
-        join.variant([("T", dtype), ("D", dim), ("SPLITS", parts)], [mx.float32], [dtype]),
-    )
+    whole = _attending(kernel, "", "ragged_attention_whole.cu", dtype, dtype, 1)
+    found = {1: (whole, whole)}
+    for parts in _PARTS[1:]:
+        part = _attending(kernel, "_part", "ragged_attention_part.cu", dtype, mx.float32, parts)
+        template = [("T", dtype), ("D", dim), ("SPLITS", parts)]
+        found[parts] = part, join.variant(template, [mx.float32], [dtype])
+    return found
 
 
 def _attending(

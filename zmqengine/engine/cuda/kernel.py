@@ -120,7 +120,7 @@ def kernel_cache() -> KernelCache | None:
     if not directory or not on_cuda():
         return None
     info = mx.device_info()
-    major, minor = info["compute_capability_major"], info["compute_capability_minor"]
+    major, minor = info.get("compute_capability_major", 0), info.get("compute_capability_minor", 0)
     architecture = f"sm_{major}{minor}{'a' if int(major) >= 9 else ''}"
     return KernelCache(Path(directory), architecture, partial(Nvrtc, architecture, HEADERS))
 
