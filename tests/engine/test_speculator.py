@@ -289,6 +289,20 @@ def test_costs_of_an_earlier_start_are_not_measured_again(model):
     assert counted.widths[4] > 0 < counted.widths[8]
 
 
+def test_costs_of_an_earlier_start_on_a_cpu_are_measured_once_more(model):
+    """The least counts, of each width: neither start may have had the machine for itself."""
+    earlier = WidthCosts({1: {1: 1e-9, 4: 60.0, 8: 60.0}, 8: {1: 60.0, 4: 1e-9, 8: 60.0}})
+    counted, first = Counted(model), Counted(model)
+    make_engine(first, speculator=by_worth(Ngrams(VOCAB_SIZE), costs=WidthCosts()), rows_max=8)
+    speculator = by_worth(Ngrams(VOCAB_SIZE), costs=WidthCosts.from_text(earlier.as_text(), again=True))
+    make_engine(counted, speculator=speculator, rows_max=8)
+    seconds = speculator.costs.seconds
+    assert seconds[1][1] == seconds[8][4] == 1e-9
+    assert all(0 < seconds[rows][width] < 60 for rows, width in ((1, 4), (1, 8), (8, 1), (8, 8)))
+    # A step that is not timed, and one that is, at both numbers of rows.
+    assert counted.widths[8] == 4 < first.widths[8]
+
+
 def test_a_spell_of_other_work_while_costs_are_measured_does_not_count(model, monkeypatch):
     """Plain steps that were slow in the first tries made blocks seem free, for as long as the worker ran."""
     monkeypatch.setattr(width_costs, "_TRIES_S", 2.0)

@@ -104,14 +104,15 @@ def open_mlx_engine(
     loaded, eye = _fit_eye(loaded, eye, limit)
     kernels = kv_kernels()
     draft_model = _open_draft_model(options.draft, loaded, draw, kernels, report)
-    # The costs of a CPU, which other programs use, are measured at each start.
-    kept, steps = saved if device.is_gpu else None, _name_of_steps(loaded, options)
+    steps = _name_of_steps(loaded, options)
+    kept = "" if saved is None else saved.choices.get(steps, "")
     speculator = open_speculator(
         options.speculate,
         loaded.info.vocab_size,
         draft_model,
         by_default=device.drafts_by_default,
-        costs=WidthCosts() if kept is None else WidthCosts.from_text(kept.choices.get(steps, "")),
+        # A CPU is used by other programs.
+        costs=WidthCosts.from_text(kept, again=not device.is_gpu),
     )
     _check_pace(options)
     if speculator is not None:
@@ -127,8 +128,8 @@ def open_mlx_engine(
         eye=eye,
         images_bytes_max=0 if eye is None else int(limit * FEATURES_SHARE),
     )
-    if kept is not None and speculator is not None and speculator.has_all_costs:
-        kept.keep({steps: speculator.costs.as_text()})
+    if saved is not None and speculator is not None and speculator.has_all_costs:
+        saved.keep({steps: speculator.costs.as_text()})
     if options.warm_up_s and device.is_gpu:
         engine.warm_up(options.warm_up_s, lambda fraction: report("warming up", fraction))
     if found is not None:

@@ -11,14 +11,18 @@ class WidthCosts:
     """Seconds of a step by number of rows and width. `seconds[rows][1]` is a plain step in a pipeline of steps.
 
     A verify block's time includes the wait for the step before it. A number of rows that was not measured uses the next
-    larger one, at which a block costs more; beyond the largest the cost is unknown.
+    larger one, at which a block costs more; beyond the largest the cost is unknown. With `again` they are of an earlier
+    start and measured once more, as other programs may have used the device: the least counts.
     """
 
-    def __init__(self, seconds: Mapping[int, Mapping[int, float]] | None = None) -> None:
+    def __init__(
+        self, seconds: Mapping[int, Mapping[int, float]] | None = None, *, again: bool = False
+    ) -> None:
         self.seconds = dict(seconds or {})
+        self.again = again
 
     @classmethod
-    def from_text(cls, text: str) -> WidthCosts:
+    def from_text(cls, text: str, *, again: bool = False) -> WidthCosts:
         """The costs of which `as_text` made this; none from another text."""
         try:
             found = json.loads(text)
@@ -28,7 +32,7 @@ class WidthCosts:
             }
         except (ValueError, TypeError, AttributeError):
             return cls()
-        return cls(seconds)
+        return cls(seconds, again=again)
 
     def as_text(self) -> str:
         """The measured seconds, to be kept for the next start."""

@@ -448,11 +448,12 @@ class MlxEngine:
 
     def _prepare_speculation(self, speculator: Speculator) -> None:
         """Measure the cost of verify blocks, unless it is known, compile them, and warm the draft model up."""
-        if self._device.is_gpu or not speculator.costs.seconds:
+        costs = speculator.costs
+        if self._device.is_gpu or costs.again or not costs.seconds:
             measure_costs(
                 self._model,
                 self._new_batch,
-                speculator.costs,
+                costs,
                 vocab_size=self.info.vocab_size,
                 rows_max=self.rows_max,
                 widths=speculator.widths,

@@ -66,11 +66,11 @@ def measure_costs(
 ) -> None:
     """Time steps of one row, of some and of `rows_max` into `costs`, for a few seconds in all, unless it has costs.
 
-    The shortest of a few tries counts, since the machine may have other work. Widths without time for a try are left
-    out. On a GPU this also compiles verify blocks, of long rows as well, which would take seconds while a request
-    waits.
+    The shortest of a few tries counts, since the machine may have other work; beside costs of an earlier start, of one
+    more try. Widths without time for a try are left out. On a GPU this also compiles verify blocks, of long rows too,
+    which would take seconds while a request waits.
     """
-    is_known, left_s = bool(costs.seconds), _SECONDS_MAX
+    is_known, left_s = bool(costs.seconds) and not costs.again, _SECONDS_MAX
     for rows in sorted({1, min(8, rows_max), rows_max}):
         known = [1, *(width for width in widths if rows * width <= positions_max)]
         prompts = [_PROMPT_TOKENS + index % 2 for index in range(rows)]
@@ -80,7 +80,15 @@ def measure_costs(
         if is_known:
             continue
         began_s = time.perf_counter()
-        costs.seconds[rows] = timer.best_s(known, _TRIES, began_s + left_s, began_s + min(_TRIES_S, left_s))
+        if earlier := costs.seconds.get(rows, {}):
+            now = timer.best_s(known, 1, began_s + left_s)
+            costs.seconds[rows] = {
+                width: min(each.get(width, math.inf) for each in (earlier, now)) for width in {*earlier, *now}
+            }
+        else:
+            costs.seconds[rows] = timer.best_s(
+                known, _TRIES, began_s + left_s, began_s + min(_TRIES_S, left_s)
+            )
         left_s -= time.perf_counter() - began_s
     if device.is_gpu:
         for width in widths if hasattr(model, "trace_steps") else ():
