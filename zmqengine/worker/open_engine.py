@@ -20,8 +20,8 @@ from zmqengine.config import WorkerConfig
 from zmqengine.engine.grammar.matcher import NeverBegins
 from zmqengine.engine.host.environment import TF32_VARIABLE, cuda_version
 from zmqengine.engine.host.machine_probe import probe_machine
-from zmqengine.engine.host.mlx_kernels import start_children
 from zmqengine.engine.interface import Engine, RowRequest, TextsRequest, VectorEngine
+from zmqengine.engine.load.mlx_kernels import start_children
 from zmqengine.engine.models.transformers_import import import_transformers
 from zmqengine.errors import ConfigError, ModelLoadError
 from zmqengine.pico import BUNDLED, model_path

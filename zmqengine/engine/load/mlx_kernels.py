@@ -18,7 +18,7 @@ from typing import Any
 
 from zmqengine.engine.host.environment import cuda_version, settings
 
-CHILDREN_MAX = 6
+CHILDREN_MAX = 8
 """Each takes a core, and about 0.5 GB of the GPU while it runs."""
 CHILDREN_S = 60.0
 """For the slowest child."""
@@ -30,28 +30,37 @@ _DONE = ".compiled"
 def names_for(dtype: str) -> list[str]:
     """Kernels that a start and usual traffic use for a model of this type, such as `bfloat16`: the slowest first.
 
-    They are named as in mlx/backend/cuda/indexing.cpp, apart from `silu` and `silu_shapeless`.
+    They are named as in mlx/backend/cuda/indexing.cpp; those of operations that `mx.compile` fuses begin otherwise.
     """
     return [
-        f"silu_{dtype}",
-        f"silu_shapeless_{dtype}",
-        f"gather_{dtype}_uint32_1",
         "gather_axis_float32_int32",
+        "gather_axis_float32_uint32",
+        "gather_axis_uint32_uint32",
         "gather_axis_uint64_uint32",
+        f"mask_{dtype}",
         "scatter_float32_int32_Assign_1",
         "scatter_float32_int64_Sum_2",
         f"gather_{dtype}_uint32_3",
+        f"silu_{dtype}",
+        f"silu_shapeless_{dtype}",
+        f"gather_{dtype}_uint32_1",
         f"gather_{dtype}_int32_1",
-        "gather_uint64_uint32_1",
-        "gather_uint64_int32_1",
-        "gather_uint32_uint32_1",
+        "gather_uint32_int32_1",
         "gather_uint32_int64_2",
+        "gather_uint32_uint32_1",
+        "gather_uint64_uint32_1",
     ]
 
 
 def computation(mx: Any, name: str) -> Any:
     """An array whose computation needs the kernel `name`."""
     kind, *types = name.split("_")
+    if kind == "mask":
+        import numpy as np
+
+        from zmqengine.engine.grammar.mask import MaskFiller
+
+        return MaskFiller(64, [0]).apply(mx.zeros((2, 64), getattr(mx, types[0])), np.ones((2, 2), np.uint32))
     if kind == "silu":
         from mlx.nn.layers.activations import silu
 
