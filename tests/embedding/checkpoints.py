@@ -63,7 +63,7 @@ def engine_of(directory: Path) -> VectorEngine:
         ).engine
     from zmqengine.engine.open import open_mlx_engine
 
-    opened = open_mlx_engine(str(directory), EngineOptions(warm_up_s=0), name="d")
+    opened = open_mlx_engine(str(directory), EngineOptions(warm_up_s=0, speculate="off"), name="d")
     read_texts(opened.engine, opened.model.model, recipe)
     return opened.engine
 

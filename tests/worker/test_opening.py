@@ -129,7 +129,7 @@ def test_chunks_without_a_bound_in_time_are_a_warning_on_metal(
     monkeypatch.setattr(mx.metal, "is_available", lambda: metal)
     monkeypatch.setattr(mx, "set_wired_limit", lambda size: 0)
     monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 1 << 32})
-    options = WorkerConfig(warm_up_s=0, prefill_ms=prefill_ms)
+    options = WorkerConfig(warm_up_s=0, prefill_ms=prefill_ms, speculate="off")
     open_mlx_engine(str(model_path("pico")), options).engine.close()
     assert ("--prefill-ms 0" in caplog.text) == warns
 
@@ -144,7 +144,7 @@ def test_the_rounding_of_float32_is_the_workers_choice(tf32: bool) -> None:
         "from zmqengine.engine.host import environment\n"
         "environment.settings = lambda: list(environment._metal('Apple M5'))\n"
         "from zmqengine.worker.open_engine import open_engine\n"
-        f"config = WorkerConfig(warm_up_s=0, tf32={tf32})\n"
+        f"config = WorkerConfig(warm_up_s=0, tf32={tf32}, speculate='off')\n"
         "print(open_engine(config, lambda stage, fraction: None).facts['MLX_ENABLE_TF32'])\n"
     )
     inherited = {name: value for name, value in os.environ.items() if name != "MLX_ENABLE_TF32"}
