@@ -35,6 +35,16 @@ def test_children_compile_what_is_missing_and_once(monkeypatch: pytest.MonkeyPat
     assert mlx_kernels.start_children("bfloat16") is None
 
 
+def test_a_child_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
+    """And MLX compiles in the worker."""
+    monkeypatch.setattr(mlx_kernels, "names_for", lambda dtype: ["gather_uint32_int64_2"])
+    monkeypatch.setattr(mlx_kernels, "CHILDREN_S", 0.0)
+    wait = mlx_kernels.start_children("bfloat16")
+    assert wait is not None
+    wait()
+    assert not list(directory.glob("*.compiled"))
+
+
 def test_files_appear_when_they_are_complete(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
     """MLX, which fails on others, never sees the directory in which a child writes."""
 

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from zmqengine.engine.host.environment import cuda_version, settings
 CHILDREN_MAX = 8
 """Each takes a core, and about 0.5 GB of the GPU while it runs."""
 CHILDREN_S = 60.0
-"""For the slowest child."""
+"""For all of them."""
 _DIRECTORY = "MLX_PTX_CACHE_DIR"
 # In a file of this suffix beside the kernels: a child has compiled it. MLX names fused kernels by their operations.
 _DONE = ".compiled"
@@ -102,10 +103,12 @@ def start_children(dtype: str) -> Callable[[], None] | None:
         for first in range(count)
     ]
 
+    until_s = time.monotonic() + CHILDREN_S
+
     def wait() -> None:
         for child in children:
             try:
-                child.wait(CHILDREN_S)
+                child.wait(max(0.0, until_s - time.monotonic()))
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
