@@ -49,6 +49,7 @@ def names_for(dtype: str) -> list[str]:
         "gather_uint32_int32_1",
         "gather_uint32_int64_2",
         "gather_uint32_uint32_1",
+        "gather_uint64_int32_1",
         "gather_uint64_uint32_1",
     ]
 
