@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -109,3 +110,20 @@ def test_products_that_are_wrong_are_found(wrong: float) -> None:
     errors = product_errors(Miscompiled)
     assert errors["16 rows float16"] < 0.01
     assert errors["720 rows float32"] > 0.5
+
+
+def test_other_work_goes_on_beside_the_probe(tmp_path: Path) -> None:
+    """Which waits for it here."""
+    done = tmp_path / "done"
+    program = f"import os, time\nwhile not os.path.exists({str(done)!r}): time.sleep(0.01)\nprint('{{}}')"
+    assert probe_machine((sys.executable, "-c", program), beside=done.touch).report == {}
+
+
+def test_a_signal_during_other_work_ends_the_probe() -> None:
+    """Whatever the child does."""
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        probe_machine((sys.executable, "-c", "import time; time.sleep(600)"), beside=interrupted)

@@ -46,7 +46,7 @@ def test_a_probe_without_an_answer_is_a_warning(
 ) -> None:
     """It is no proof; the model is loaded."""
     slow = Probe(None, "MLX did not answer in 120 s", is_certain=False)
-    monkeypatch.setattr("zmqengine.worker.open_engine.probe_machine", lambda: slow)
+    monkeypatch.setattr("zmqengine.worker.open_engine.probe_machine", lambda **_: slow)
     opened = open_engine(WorkerConfig(warm_up_s=0, speculate="off"), lambda stage, fraction: None, probe=True)
     opened.close()
     assert "did not answer" in caplog.text

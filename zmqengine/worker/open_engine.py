@@ -10,7 +10,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -242,12 +241,12 @@ def _dtype_in(directory: Path | None) -> str:
 
 
 def _check_device() -> None:
-    with ThreadPoolExecutor(1) as thread:
-        probing = thread.submit(probe_machine)
+    def beside() -> None:
         # It takes as long as the probe and has to be imported anyway. If it is not there, the import of mlx-lm says so.
         with contextlib.suppress(ImportError):
             import_transformers()
-        probe = probing.result()
+
+    probe = probe_machine(beside=beside)
     if probe.problem and probe.is_certain:
         raise ModelLoadError(probe.problem)
     if probe.problem:

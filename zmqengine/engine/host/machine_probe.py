@@ -10,7 +10,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from zmqengine.engine.host.device_errors import device_error
@@ -73,22 +73,35 @@ CAUSES = (
 )
 
 
-def probe_machine(command: Sequence[str] = REPORT_COMMAND, *, timeout_s: float = PROBE_S) -> Probe:
-    """Run the probe once. Raises nothing for a failure of MLX."""
-    try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
-    except subprocess.TimeoutExpired:
-        return Probe(None, f"MLX did not answer in {timeout_s:.0f} s: is the GPU hanging?", is_certain=False)
-    if ended.returncode == 0:
-        report: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+def probe_machine(
+    command: Sequence[str] = REPORT_COMMAND,
+    *,
+    timeout_s: float = PROBE_S,
+    beside: Callable[[], None] = lambda: None,
+) -> Probe:
+    """Run the probe once, and `beside` while it runs. Raises nothing for a failure of MLX."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            beside()
+            output, errors = child.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            return Probe(
+                None, f"MLX did not answer in {timeout_s:.0f} s: is the GPU hanging?", is_certain=False
+            )
+        except BaseException:
+            child.kill()
+            raise
+    if child.returncode == 0:
+        report: dict[str, Any] = json.loads(output.splitlines()[-1])
         return Probe(report)
-    lines = ended.stderr.strip().splitlines()
-    message = lines[-1][:200] if lines else f"it ended with {_end_of(ended.returncode)}"
+    lines = errors.strip().splitlines()
+    message = lines[-1][:200] if lines else f"it ended with {_end_of(child.returncode)}"
     for cause in CAUSES:
-        if any(text in ended.stderr for text in cause.texts):
+        if any(text in errors for text in cause.texts):
             return Probe(None, f"MLX does not work here: {cause.sentence} ({message})")
     # A device that is full or that another process has brought down may be well at the next try.
-    is_certain = device_error(RuntimeError(ended.stderr)) is None
+    is_certain = device_error(RuntimeError(errors)) is None
     return Probe(None, f"MLX does not work here ({message}): {_advice()}", is_certain)
 
 
