@@ -8,6 +8,7 @@ releases unused memory.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import sys
 
@@ -33,13 +34,13 @@ def keep_freed_arrays() -> bool:
 
 def used_bytes() -> int:
     """Bytes that the C library has handed out and not got back; 0 where it does not count them (musl, glibc before
-    2.33). Takes microseconds.
+    2.33).
 
-    Python's small objects and arrays on a GPU are not among them.
+    Takes microseconds, and 20 to 40 ns for each free block. Python's small objects and arrays on a GPU are not among
+    them.
     """
-    library = ctypes.CDLL(None)
+    library = _library()
     if hasattr(library, "mallinfo2"):
-        library.mallinfo2.restype = _MallInfo
         info = library.mallinfo2()
         return int(info.uordblks + info.hblkhd)
     if hasattr(library, "malloc_zone_statistics"):
@@ -47,6 +48,14 @@ def used_bytes() -> int:
         library.malloc_zone_statistics(None, ctypes.byref(zones))
         return int(zones.size_in_use)
     return 0
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallinfo2"):
+        library.mallinfo2.restype = _MallInfo
+    return library
 
 
 class _MallInfo(ctypes.Structure):
