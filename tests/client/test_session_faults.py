@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.client.cores import expected, image, request, session
@@ -83,6 +83,7 @@ def test_a_worker_that_dies_at_any_step_costs_no_token(seed: int, kill_at: int, 
 
 
 @given(st.integers(0, 2**32), st.integers(0, 400), st.integers(2, 4))
+@example(2723156, 0, 2)  # A copy of the insert is accepted after the refusal of the first.
 def test_images_are_sent_again_whenever_the_worker_lacks_them(seed: int, kill_at: int, room: int) -> None:
     """Its death at any step and a store that is smaller than all images cost no token, and no pixel is wrong."""
     network = Network(session(), ScriptedWorker(), seed=seed, drop=0.05)

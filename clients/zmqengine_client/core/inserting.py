@@ -146,7 +146,7 @@ class Inserting:
         if request.aborting:
             self._live.end(request, finish="abort")
         elif request.phase is RequestPhase.PUT_OFF and self._connection.phase is Phase.LIVE:
-            self.insert(request, now)
+            self._insert_again(request, now)
 
     def _send_pixels(self, request: Request, now: float, limits: Limits) -> None:
         """Send the pixels that were made and not sent yet. They arrive before an insert that is sent after them."""
@@ -178,8 +178,18 @@ class Inserting:
         self._put_off = {one for one in self._put_off if one.phase is RequestPhase.PUT_OFF}
         for request in [one for one in self._put_off if now >= one.retry_at]:
             self._put_off.discard(request)
-            self.insert(request, now)
+            self._insert_again(request, now)
         self.due_at = min((one.retry_at for one in self._put_off), default=inf)
+
+    def _insert_again(self, request: Request, now: float) -> None:
+        """Insert a postponed request, unless the worker holds it by now."""
+        if request.have > request.inserted_tokens:
+            # It has made tokens: a copy of the refused insert, sent before the refusal came, was accepted. An insert
+            # with these tokens would conflict with it.
+            request.follow(RequestEvent.HELD)
+            self._live.resume(request, now)
+        else:
+            self.insert(request, now)
 
     def _tell_resumed(self, request: Request) -> None:
         request.resumed += 1
