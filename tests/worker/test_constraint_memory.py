@@ -70,11 +70,11 @@ def test_hostile_constraints_stay_within_their_share_of_the_memory() -> None:
 
         bytes_max = numbers()["constraint_bytes_max"]
         assert bytes_max == LIMIT_BYTES / 16
-        beside = client.generate("Once", max_tokens=300, ignore_eos=True)
+        beside = client.generate("Once", max_tokens=150, ignore_eos=True)
         with pytest.raises(NeverFits, match=f"the worker has {bytes_max:.0f} for constraints"):
             client.generate("Once", constraint=Constraint("regex", "." * 60_000)).read()
         # Each alone fits.
-        several = [client.generate("Once", constraint=LONG, max_tokens=200) for _ in range(3)]
+        several = [client.generate("Once", constraint=LONG, max_tokens=60) for _ in range(3)]
         errors = [error_of(stream) for stream in several]
         assert any(
             isinstance(error, Overloaded) and "those of other requests take" in str(error) for error in errors
@@ -86,7 +86,7 @@ def test_hostile_constraints_stay_within_their_share_of_the_memory() -> None:
             client.generate(
                 f"Once {n}", constraint=HELD, max_tokens=100, ignore_eos=True, temperature=1.0, seed=n
             )
-            for n in range(8)
+            for n in range(6)
         ]
         simple = client.generate("Once", constraint=Constraint("regex", "[a-z ]{40}"), max_tokens=100)
         errors = []
@@ -95,7 +95,7 @@ def test_hostile_constraints_stay_within_their_share_of_the_memory() -> None:
             now = numbers()
             assert sum(now[part] for part in PARTS) <= LIMIT_BYTES
         ended = [str(error) for error in errors if isinstance(error, ConstraintFailed)]
-        assert 3 <= len(ended) < len(errors) == len(ended) + errors.count(None), errors
+        assert 2 <= len(ended) < len(errors) == len(ended) + errors.count(None), errors
         # It is looked at ten times a second: what they took when it was too much.
         assert all(
             bytes_max < int(re.findall("requests take ([0-9]+) bytes", each)[0]) < 3 * bytes_max
