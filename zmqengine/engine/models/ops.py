@@ -30,6 +30,8 @@ class Ops(Protocol):
 
     tokens_multiple: int
     """Packed steps of more tokens are padded to a multiple of it, so that products and buffers have few sizes."""
+    quantised_rows_max: int
+    """Maximum rows of MLX's own product with quantised weights; for more they are dequantised."""
 
     def embed(self, tokens: mx.array, embedding: Linear) -> mx.array:
         """Hidden states of `tokens` [tokens]."""
@@ -99,7 +101,7 @@ class PlainOps:
     tokens_multiple = 1
 
     def __init__(self, quantised_rows_max: int = 1 << 30) -> None:
-        self._quantised_rows_max = quantised_rows_max
+        self.quantised_rows_max = quantised_rows_max
         self._chosen: dict[object, list[tuple[int, str]]] = {}
 
     def embed(self, tokens: mx.array, embedding: Linear) -> mx.array:
@@ -170,7 +172,7 @@ class PlainOps:
         if not linear.bits:
             return {"product": product}
         found = {"dequantised": multiply_dequantised}
-        if rows <= self._quantised_rows_max:
+        if rows <= self.quantised_rows_max:
             found = {"product": quantised_product, **found}
         if linear.transposed is not None:
             found["copy"] = product
