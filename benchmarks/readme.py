@@ -17,7 +17,15 @@ from zmqengine.bench.targets.target import TargetError
 
 BEGIN = "<!-- performance: begin, made by python -m benchmarks.readme -->"
 END = "<!-- performance: end -->"
-USERS, CHAT = "users-25m", "chat-25m"
+USERS, CHAT, GPU_CHAT = "users-25m", "chat-25m", "gpu-8b-chat"
+GPU_CHAT_MEASURES = (
+    "tokens_per_s",
+    "ttft_p50_ms",
+    "ttft_p99_ms",
+    "itl_p50_ms",
+    "itl_p99_ms",
+    "silence_max_ms",
+)
 CHAT_TABLES = ("chat: tokens/s", "chat: TTFT p99 (ms)", "chat: longest silence of a stream (ms)")
 PICTURE = f"{USERS}.svg"
 
@@ -57,7 +65,8 @@ def summary(results: Path) -> str:
     chat_tables = {table.title: table for table in tables_of(chat)}
     for title in CHAT_TABLES:
         lines += [markdown(chat_tables[title]), ""] if title in chat_tables else []
-    lines += [_described(chat), "", "Uniform requests, 64 tokens in and 64 out:", ""]
+    lines += [_described(chat), "", *_on_gpu(results / f"{GPU_CHAT}.json")]
+    lines += ["Uniform requests, 64 tokens in and 64 out:", ""]
     lines += [markdown(next(table for table in tables_of(users) if table.title == "users: tokens/s")), ""]
     lines += [
         _described(users),
@@ -67,6 +76,30 @@ def summary(results: Path) -> str:
     if (results / PICTURE).is_file():
         lines += [f"![Users who wait for their answer]({results.name}/{PICTURE})", ""]
     return "\n".join([*lines, END])
+
+
+def _on_gpu(path: Path) -> list[str]:
+    """Lines of the chats of one server on a GPU, their measures by the number of users; none without the report."""
+    if not path.is_file():
+        return []
+    report = load(path)
+    (label,), cases, rounds = report.labels(), report.cases("chat"), Rounds(report)
+    rows = [
+        [
+            kind_of(measure).heading,
+            *(text_of(rounds.figure("chat", case, label, measure), measure) for case in cases),
+        ]
+        for measure in GPU_CHAT_MEASURES
+    ]
+    described = _described(report).partition(" Ratios")[0]
+    return [
+        "The same chats on a GPU, by HTTP:",
+        "",
+        markdown(Table("chat", ["", *cases], rows)),
+        "",
+        described,
+        "",
+    ]
 
 
 def _described(report: BenchReport) -> str:
