@@ -92,8 +92,9 @@ def _on_gpu(path: Path) -> list[str]:
         for measure in GPU_CHAT_MEASURES
     ]
     described = _described(report).partition(" Ratios")[0]
+    device = report.targets[0].facts["device"]
     return [
-        "The same chats on a GPU, by HTTP:",
+        f"The same chats by HTTP, {device}:",
         "",
         markdown(Table("chat", ["", *cases], rows)),
         "",
