@@ -135,7 +135,9 @@ def test_progress_of_a_long_prompt_is_told(make_harness: Make) -> None:
     assert done == sorted(set(done))
     assert done[-1] == 950
     assert max(b - a for a, b in zip([0, *done], done, strict=False)) <= 100
-    other.read()
+    # No pass runs now: frames that were sent may not have arrived yet.
+    while len(other.tokens.get("short", ())) < len(done) - 1 and other.out.poll(5_000):
+        other.read()
     assert len(other.tokens["short"]) >= len(done) - 1
 
 
