@@ -92,9 +92,9 @@ def _on_gpu(path: Path) -> list[str]:
         for measure in GPU_CHAT_MEASURES
     ]
     described = _described(report).partition(" Ratios")[0]
-    device = report.targets[0].facts["device"]
+    device, minute_s = report.targets[0].facts["device"], float(str(report.options["chat_minute_s"]))
     return [
-        f"The same chats by HTTP, {device}:",
+        f"The same chats by HTTP, {device}, in the first {minute_s:.0f} s after a start:",
         "",
         markdown(Table("chat", ["", *cases], rows)),
         "",
