@@ -96,11 +96,8 @@ def test_hostile_constraints_stay_within_their_share_of_the_memory() -> None:
             assert sum(now[part] for part in PARTS) <= LIMIT_BYTES
         ended = [str(error) for error in errors if isinstance(error, ConstraintFailed)]
         assert 2 <= len(ended) < len(errors) == len(ended) + errors.count(None), errors
-        # It is looked at ten times a second: what they took when it was too much.
-        assert all(
-            bytes_max < int(re.findall("requests take ([0-9]+) bytes", each)[0]) < 3 * bytes_max
-            for each in ended
-        )
+        # It is looked at ten times a second: by how much they pass it depends on the machine.
+        assert all(bytes_max < int(re.findall("requests take ([0-9]+) bytes", each)[0]) for each in ended)
         assert simple.read().finish == "stop"
         assert beside.read().finish == "length"
         wait_until(lambda: numbers()["constraint_bytes"] == 0, "memory stays")
