@@ -14,7 +14,15 @@ import pytest
 from mlx.nn.layers.activations import silu
 
 from tests.support.kv_kernels import memory
-from zmqengine.engine.cuda import attention, between_products, kernel, plain_products, quantised_products
+from zmqengine.engine.cuda import (
+    attention,
+    between_products,
+    draw_kernel,
+    kernel,
+    kv_kernels,
+    plain_products,
+    quantised_products,
+)
 
 Facts = dict[str, Any]
 Arrays = Sequence[mx.array]
@@ -143,7 +151,8 @@ CUDA_TYPES = {
 
 def forget() -> None:
     """Forget the kernels that were made: real ones are not for a CPU, and these are for no other test."""
-    for module in (attention, between_products, plain_products, quantised_products):
+    modules = attention, between_products, draw_kernel, kv_kernels, plain_products, quantised_products
+    for module in modules:
         for function in vars(module).values():
             if hasattr(function, "cache_clear") and function.__module__ == module.__name__:
                 function.cache_clear()

@@ -21,7 +21,7 @@ Variant = Callable[..., Arrays]
 """A kernel bound to template arguments and types; called with the other arguments of a kernel of MLX."""
 
 # MLX's names of types in the name of a kernel and in its text (backend/common/compiled.cpp, backend/cuda/utils.cpp).
-# Those that are missing here have one name in both.
+# Types without an entry have one name in both.
 _TYPES = {
     mx.float32: ("float", "float"),
     mx.float16: ("float16_t", "__half"),
@@ -55,7 +55,6 @@ class Kernel:
         self._output_names = output_names
         self._source = source
         self._header = header
-        self._variants: dict[object, Variant] = {}
         self._call: Any = mx.fast.cuda_kernel(
             name=name,
             input_names=input_names,
@@ -66,18 +65,9 @@ class Kernel:
             shared_memory=shared_memory,
         )
 
-    def __call__(
-        self, *, inputs: Arrays, template: Template, output_dtypes: Sequence[mx.Dtype], **call: Any
-    ) -> Arrays:
-        """As a kernel of MLX is called."""
-        of = tuple(template), tuple(one.dtype for one in inputs), tuple(output_dtypes)
-        variant = self._variants.get(of)
-        if variant is None:
-            variant = self._variants[of] = self.variant(*of)
-        return variant(inputs=inputs, **call)
-
     def variant(self, template: Template, inputs: Sequence[mx.Dtype], outputs: Sequence[mx.Dtype]) -> Variant:
-        """The kernel with these template arguments, for arrays of these types. What calls it often should keep it."""
+        """The kernel with these template arguments, for arrays of these types. Callers keep it, since it is looked for
+        on disk."""
         kept = kernel_cache()
         if kept is not None:
             name, text = self.generated(template, inputs, outputs)

@@ -8,7 +8,7 @@ from functools import cache
 
 import mlx.core as mx
 
-from zmqengine.engine.cuda.kernel import Kernel
+from zmqengine.engine.cuda.kernel import Kernel, Template, Variant
 from zmqengine.engine.cuda.kernel_text import kernel_text
 from zmqengine.engine.cuda.resident import WORDS, resident
 from zmqengine.engine.kv.kernels import KeysValues, Move, PlainKernels
@@ -50,15 +50,13 @@ class CudaKernels(PlainKernels):
         keys, values = layer
         _, heads, _, dim = keys.shape
         shape = (rows, heads, order.shape[1], dim)
-        copied = _repack_kernel()(
+        new_keys, new_values = _repack_rows(keys.dtype, dim)(
             inputs=[keys, values, order],
-            template=[("T", keys.dtype), ("D", dim), ("THREADS", _THREADS)],
             grid=(order.shape[0] * 2 * heads * _THREADS, -(-order.shape[1] // _COLUMNS), 1),
             threadgroup=(_THREADS, 1, 1),
             output_shapes=[shape, shape],
-            output_dtypes=[keys.dtype, keys.dtype],
         )
-        return copied[0], copied[1]
+        return new_keys, new_values
 
 
 @cache
@@ -90,21 +88,19 @@ def move_rows(
     table = resident([number for move in moves for number in move])
     longest = max(move.columns for move in moves)
     return [
-        _kernel()(
+        _move_rows(keys.dtype, keys.shape[-1])(
             inputs=[keys, values, *source, table],
-            template=[("T", keys.dtype), ("D", keys.shape[-1]), ("THREADS", _THREADS)],
             grid=(len(moves) * 2 * keys.shape[1] * _THREADS, -(-longest // _COLUMNS), 1),
             threadgroup=(_THREADS, 1, 1),
             output_shapes=[(WORDS,)],
-            output_dtypes=[mx.int32],
         )[0]
         for (keys, values), source in zip(layers, sources, strict=True)
     ]
 
 
 @cache
-def _kernel() -> Kernel:
-    return Kernel(
+def _move_rows(dtype: mx.Dtype, dim: int) -> Variant:
+    kernel = Kernel(
         name="move_rows",
         input_names=["keys", "values", "from_keys", "from_values", "moves"],
         output_names=["done"],
@@ -112,14 +108,20 @@ def _kernel() -> Kernel:
         # They may have more columns than are in use.
         ensure_row_contiguous=False,
     )
+    return kernel.variant(_template(dtype, dim), [dtype] * 4 + [mx.int32], [mx.int32])
 
 
 @cache
-def _repack_kernel() -> Kernel:
-    return Kernel(
+def _repack_rows(dtype: mx.Dtype, dim: int) -> Variant:
+    kernel = Kernel(
         name="repack_rows",
         input_names=["keys", "values", "order"],
         output_names=["new_keys", "new_values"],
         source=kernel_text("repack_rows.cu"),
         ensure_row_contiguous=False,
     )
+    return kernel.variant(_template(dtype, dim), [dtype, dtype, mx.int32], [dtype, dtype])
+
+
+def _template(dtype: mx.Dtype, dim: int) -> Template:
+    return [("T", dtype), ("D", dim), ("THREADS", _THREADS)]

@@ -36,12 +36,11 @@ class Compiled(NamedTuple):
 class Nvrtc:
     """The compiler for one architecture, such as `sm_90a`.
 
-    `headers`: texts by the name under which kernels include them. `package`: MLX's directory, by default that of the
-    installed one. Raises NvrtcError.
+    `headers`: texts by the name under which kernels include them. Raises NvrtcError.
     """
 
-    def __init__(self, architecture: str, headers: Mapping[str, str], package: Path | None = None) -> None:
-        package = package or _mlx_directory()
+    def __init__(self, architecture: str, headers: Mapping[str, str]) -> None:
+        package = _mlx_directory()
         _check(package / "lib" / "libmlx.so")
         self._library, release = _library()
         self._names = _strings([name.encode() for name in headers])

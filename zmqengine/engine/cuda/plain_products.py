@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 from typing import NamedTuple
 
 import mlx.core as mx
 
-from zmqengine.engine.cuda.kernel import Kernel
+from zmqengine.engine.cuda.kernel import Kernel, Variant
 from zmqengine.engine.cuda.kernel_text import kernel_text
 
 PART = 64
@@ -59,31 +59,30 @@ def few_rows(inputs: mx.array, weights: mx.array, *, gated: bool = False) -> mx.
     outputs, rows = weights.shape[0], inputs.shape[0]
     cut = Cut.of(rows, outputs)
     made = outputs // 2 if gated else outputs
-    done = _few_rows(cut.shared_bytes)(
+    return _few_rows(cut, inputs.dtype, gated)(
         inputs=[inputs, weights],
-        template=[
-            ("T", inputs.dtype),
-            ("TILES", cut.tiles),
-            ("COLUMNS", cut.columns),
-            ("STAGES", cut.stages),
-            ("WARPS", _WARPS),
-            ("GATED", gated),
-        ],
         grid=(-(-outputs // cut.columns) * _WARPS * 32, 1, 1),
         threadgroup=(_WARPS * 32, 1, 1),
         output_shapes=[(rows, made)],
-        output_dtypes=[inputs.dtype],
-    )
-    return done[0]
+    )[0]
 
 
-@cache
-def _few_rows(shared_bytes: int) -> Kernel:
-    return Kernel(
+@lru_cache(maxsize=64)
+def _few_rows(cut: Cut, dtype: mx.Dtype, is_gated: bool) -> Variant:
+    kernel = Kernel(
         name="plain_product",
         input_names=["x", "w"],
         output_names=["out"],
         source=kernel_text("plain_product.cu"),
         header=kernel_text("tensor_cores.cuh", "plain_product.cuh"),
-        shared_memory=shared_bytes,
+        shared_memory=cut.shared_bytes,
     )
+    template = [
+        ("T", dtype),
+        ("TILES", cut.tiles),
+        ("COLUMNS", cut.columns),
+        ("STAGES", cut.stages),
+        ("WARPS", _WARPS),
+        ("GATED", is_gated),
+    ]
+    return kernel.variant(template, [dtype, dtype], [dtype])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 
 import mlx.core as mx
 
-from zmqengine.engine.cuda.kernel import Kernel
+from zmqengine.engine.cuda.kernel import Kernel, Variant
 from zmqengine.engine.cuda.kernel_text import kernel_text
 
 ROWS_MAX = 64
@@ -32,29 +32,24 @@ def few_rows(
     rows, outputs = inputs.shape[0], weight.shape[0]
     tiles = next(tiles for tiles in (1, 2, 4, 8) if rows <= 8 * tiles)
     warps = 4 if tiles == 8 else 8
-    done = _kernel()(
+    return _few_rows(tiles, warps, bits, group_size, inputs.dtype, scales.dtype)(
         inputs=[inputs, weight, scales, biases],
-        template=[
-            ("T", inputs.dtype),
-            ("BITS", bits),
-            ("GROUP", group_size),
-            ("TILES", tiles),
-            ("WARPS", warps),
-        ],
         grid=((outputs + 31) // 32 * warps * 32, 1, 1),
         threadgroup=(warps * 32, 1, 1),
         output_shapes=[(rows, outputs)],
-        output_dtypes=[inputs.dtype],
-    )
-    return done[0]
+    )[0]
 
 
-@cache
-def _kernel() -> Kernel:
-    return Kernel(
+@lru_cache(maxsize=64)
+def _few_rows(
+    tiles: int, warps: int, bits: int, group_size: int, dtype: mx.Dtype, scales: mx.Dtype
+) -> Variant:
+    kernel = Kernel(
         name="quantised_product",
         input_names=["x", "w", "scales", "biases"],
         output_names=["out"],
         source=kernel_text("quantised_product.cu"),
         header=kernel_text("tensor_cores.cuh", "quantised_product.cuh"),
     )
+    template = [("T", dtype), ("BITS", bits), ("GROUP", group_size), ("TILES", tiles), ("WARPS", warps)]
+    return kernel.variant(template, [dtype, mx.uint32, scales, scales], [dtype])
