@@ -19,7 +19,7 @@ from zmqengine.engine.row import Caches
 
 # Maximum share of the allocated columns that no row needs. More are freed by a copy.
 _UNUSED_SHARE_MAX = 1 / 4
-# Rows to spare in new arrays, as a share of the others: so many may join before the next copy.
+# Rows to spare in new arrays, as a share of the others: they may join before the next copy.
 _SPARE_ROWS_SHARE = 1 / 8
 
 
@@ -364,13 +364,12 @@ class KVBatch:
         layout, count = self._layout, len(indices)
         lengths = [layout.lengths[index] for index in indices]
         columns = max(columns, *lengths)
-        order = np.full((count, layout.with_room(columns + width - 1)), -1, np.int32)
-        for at, (index, length) in enumerate(zip(indices, lengths, strict=True)):
-            order[at, columns - length : columns] = index * self._room + layout.columns_of(index)
-        on_device = mx.array(order)
+        order = self._right_justified(indices, columns, layout.with_room(columns + width - 1))
+        rows_before = np.array(indices, np.int32)[:, None] * self._room
+        places = mx.array(np.where(order < 0, order, order + rows_before))
         rows = count + max(more_rows, int(count * _SPARE_ROWS_SHARE))
         for layer in self._ragged:
-            layer.repack(self._kernels, on_device, rows)
+            layer.repack(self._kernels, places, rows)
         layout.replaced()
         layout.set_rows(lengths, columns)
 
@@ -408,11 +407,19 @@ class KVBatch:
         """Copy the batch right-justified and without gaps; the longest row begins in the first column."""
         layout, lengths = self._layout, self.lengths
         longest = max(lengths)
-        order = np.zeros((len(lengths), layout.with_room(longest)), np.uint32)
-        for row, length in enumerate(lengths):
-            order[row, longest - length : longest] = layout.columns_of(row)
-        self._take_columns(mx.array(order))
+        order = self._right_justified(range(len(lengths)), longest, layout.with_room(longest))
+        # Padding takes any column.
+        self._take_columns(mx.array(np.maximum(order, 0).astype(np.uint32)))
         layout.set_rows(lengths)
+
+    def _right_justified(self, indices: Sequence[int], columns: int, room: int) -> np.ndarray:
+        """The column of each token of the rows at `indices`, [rows, room] of int32, with the last in `columns` - 1; -1
+        elsewhere."""
+        order = np.full((len(indices), room), -1, np.int32)
+        for at, index in enumerate(indices):
+            own = self._layout.columns_of(index)
+            order[at, columns - len(own) : columns] = own
+        return order
 
     def _drop_right(self, padding: Sequence[int]) -> None:
         """Drop the last `padding[i]` unused columns of row i by moving its tokens to the right."""
