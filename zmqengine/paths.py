@@ -1,9 +1,10 @@
-"""Directories of this user, for workers and clients alike."""
+"""Directories and files of this user, for workers and clients alike."""
 
 from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 
@@ -18,3 +19,16 @@ def cache_directory() -> Path:
     if base := os.environ.get("XDG_CACHE_HOME"):
         return Path(base).expanduser() / "zmqengine"
     return Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "zmqengine"
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file and its directory; other processes see the old file or the whole new one. Raises `OSError`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, part = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(part, path)
+    except OSError:
+        os.unlink(part)
+        raise

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import tempfile
 from pathlib import Path
 
 import msgspec
 
-from zmqengine.paths import cache_directory
+from zmqengine.paths import cache_directory, replace_file
 
 log = logging.getLogger("zmqengine.launcher")
 
@@ -39,10 +37,6 @@ class MeasuredMemory:
         while len(self._bytes) > ENTRIES_MAX:
             del self._bytes[next(iter(self._bytes))]
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self._path.parent, suffix=".json")
-            with os.fdopen(handle, "wb") as file:
-                file.write(msgspec.json.encode(self._bytes))
-            os.replace(name, self._path)
+            replace_file(self._path, msgspec.json.encode(self._bytes))
         except OSError as error:
             log.info("measured memory cannot be saved", extra={"reason": str(error)})

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
-import tempfile
 import threading
 from collections import OrderedDict
 from pathlib import Path
 
 import msgspec
 
-from zmqengine.paths import cache_directory
+from zmqengine.paths import cache_directory, replace_file
 from zmqengine.protocol.messages import TokenizerBundle
 from zmqengine_client.text.tokenizer import Tokenizer
 
@@ -71,15 +69,7 @@ class TokenizerDirectory:
         body = msgspec.msgpack.encode(bundle)
         with contextlib.suppress(OSError):
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # Written to a temporary file and renamed: other processes see the whole file or none.
-            handle, name = tempfile.mkstemp(dir=self._directory, suffix=".part")
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(hashlib.sha256(body).digest() + body)
-                os.replace(name, self._path(bundle.hash))
-            except OSError:
-                os.unlink(name)
-                raise
+            replace_file(self._path(bundle.hash), hashlib.sha256(body).digest() + body)
             self._trim()
 
     def _trim(self) -> None:

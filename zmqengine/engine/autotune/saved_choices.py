@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import tempfile
 from hashlib import sha256
 from pathlib import Path
 
-from zmqengine.paths import cache_directory
+from zmqengine.paths import cache_directory, replace_file
 
 log = logging.getLogger("zmqengine.engine")
 
@@ -37,11 +35,7 @@ class SavedChoices:
             return
         self.choices |= choices
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self._path.parent, suffix=".json")
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump({"choices": self.choices}, file, indent=1, sort_keys=True)
-            os.replace(name, self._path)
+            replace_file(self._path, json.dumps({"choices": self.choices}, indent=1, sort_keys=True).encode())
         except OSError as error:
             log.info(
                 "autotune: choices cannot be saved, the next start measures again",

@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import os
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 from zmqengine.engine.cuda.nvrtc import Compiled, Nvrtc, NvrtcError
+from zmqengine.paths import replace_file
 
 log = logging.getLogger("zmqengine.engine")
 
@@ -84,17 +83,9 @@ class KernelCache:
         return self._compiler.compile(module, expression, source)
 
     def _write(self, module: str, expression: str, compiled: Compiled) -> None:
-        self._directory.mkdir(parents=True, exist_ok=True)
         text = f"{self._first_line(len(compiled.cubin))}{expression}\t{compiled.mangled}\n"
-        for suffix, content in ((".txt", text.encode()), (".ptx", compiled.cubin)):
-            handle, aside = tempfile.mkstemp(dir=self._directory, suffix=".tmp")
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(content)
-                os.replace(aside, self._directory / f"{module}{suffix}")
-            except OSError:
-                Path(aside).unlink(missing_ok=True)
-                raise
+        replace_file(self._directory / f"{module}.txt", text.encode())
+        replace_file(self._directory / f"{module}.ptx", compiled.cubin)
 
     def _first_line(self, size: int) -> str:
         return f"{self._architecture} {size} bytes\n"

@@ -7,9 +7,7 @@ of mlx-lm takes. This module must not import MLX.
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -18,7 +16,7 @@ from types import ModuleType
 
 import msgspec
 
-from zmqengine.paths import cache_directory
+from zmqengine.paths import cache_directory, replace_file
 
 _MODULE = "transformers.utils.import_utils"
 _FUNCTION = "define_import_structure"
@@ -87,17 +85,8 @@ def keep(
         if kept is not None and kept.of == of:
             return dict(kept.names)
         found = find(module_path, prefix)
-        _write(path, _KeptNames(of, list(found.items())))
+        with contextlib.suppress(OSError, TypeError):
+            replace_file(path, msgspec.msgpack.encode(_KeptNames(of, list(found.items()))))
         return found
 
     return find_or_read
-
-
-def _write(path: Path, kept: _KeptNames) -> None:
-    with contextlib.suppress(OSError, TypeError):
-        data = msgspec.msgpack.encode(kept)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.replace(name, path)
