@@ -224,7 +224,15 @@ def json_object(data: bytes) -> dict[str, object]:
     data = data.removeprefix(b"\xef\xbb\xbf")
     # A body of so few bytes has no more of anything.
     marks = data.translate(None, _NO_MARKS) if len(data) > OBJECTS_MAX else b""
-    _check_structure(data, marks)
+    # Marks in texts count here too, so that only bodies near the bounds are looked through.
+    nested, quotes = marks.count(b"{") + marks.count(b"["), marks.count(b'"')
+    if (
+        nested > MEMBERS_MAX
+        or quotes > 6 * MEMBERS_MAX
+        or marks.count(b":") > MEMBERS_MAX
+        or marks.count(b",") > VALUES_MAX
+    ):
+        _check_structure(data)
     try:
         try:
             body = msgspec.json.decode(data)
@@ -238,23 +246,14 @@ def json_object(data: bytes) -> dict[str, object]:
         raise ApiError(400, f"the body is not valid JSON: {error}"[:500], code="invalid_json") from None
     if not isinstance(body, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_json")
-    # Brackets and quotes in texts count here too, so that only bodies near the bounds are looked through.
-    if marks.count(b"{") + marks.count(b"[") > OBJECTS_MAX or marks.count(b'"') > 2 * MEMBERS_MAX:
+    if nested > OBJECTS_MAX or quotes > 2 * MEMBERS_MAX:
         for name, value in body.items():
             _check_size(name, value)
     return body
 
 
-def _check_structure(data: bytes, marks: bytes) -> None:
+def _check_structure(data: bytes) -> None:
     """Raise a 400 for a body of too many values, before an object is made for each: 15 MB of them take a second."""
-    # What is in texts counts here too, so that only bodies near the bounds are looked at again.
-    if (
-        marks.count(b"{") + marks.count(b"[") <= MEMBERS_MAX
-        and marks.count(b":") <= MEMBERS_MAX
-        and marks.count(b'"') <= 6 * MEMBERS_MAX
-        and marks.count(b",") <= VALUES_MAX
-    ):
-        return
     bare = data.replace(rb"\\", b"").replace(rb"\"", b"")
     _check_count(bare.count(b'"') // 2, 3 * MEMBERS_MAX, "texts")
     outside = b"".join(bare.split(b'"')[::2])
