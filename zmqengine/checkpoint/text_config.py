@@ -1,8 +1,10 @@
-"""Text part of the config of a checkpoint that sees."""
+"""Text part of the config of a checkpoint."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 SEEING_TYPES = (
@@ -47,3 +49,13 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
         if nested.get("rope_type", "default") != "default":
             text.setdefault("rope_scaling", nested)
     return text
+
+
+def number_type(directory: Path | None) -> str:
+    """Type of the numbers of a text model, such as `bfloat16`: that of most checkpoints where its config names none."""
+    try:
+        config = json.loads((directory or Path()).joinpath("config.json").read_text(encoding="utf-8"))
+        config = {**config, **config.get("text_config", {})}
+        return str(config.get("torch_dtype") or config.get("dtype") or "bfloat16").removeprefix("torch.")
+    except (OSError, ValueError, TypeError, AttributeError):
+        return "bfloat16"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import logging
 import os
 import threading
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from zmqengine.checkpoint.on_disk import local_directory
+from zmqengine.checkpoint.text_config import number_type
 from zmqengine.config import WorkerConfig
 from zmqengine.engine.grammar.matcher import NeverBegins
 from zmqengine.engine.host.environment import TF32_VARIABLE, cuda_version
@@ -155,7 +155,7 @@ def _open_mlx(config: WorkerConfig, report: Report, wake: Callable[[], None], *,
     local = model_path(config.model) if is_bundled else local_directory(config.model)
     if config.draft is not None:
         local_directory(config.draft)
-    await_kernels = start_children(_dtype_in(local))
+    await_kernels = start_children(number_type(local))
     if probe:
         _check_device()
     if config.tf32:
@@ -228,16 +228,6 @@ def _open_mlx(config: WorkerConfig, report: Report, wake: Callable[[], None], *,
         memory_share=share,
         memory_pressure=memory_pressure,
     )
-
-
-def _dtype_in(directory: Path | None) -> str:
-    """The type of a checkpoint's numbers, that of most checkpoints where its config does not say."""
-    try:
-        config = json.loads((directory or Path()).joinpath("config.json").read_text(encoding="utf-8"))
-        config = {**config, **config.get("text_config", {})}
-        return str(config.get("torch_dtype") or config.get("dtype") or "bfloat16").removeprefix("torch.")
-    except (OSError, ValueError, TypeError, AttributeError):
-        return "bfloat16"
 
 
 def _check_device() -> None:
