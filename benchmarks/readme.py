@@ -13,19 +13,12 @@ import click
 from zmqengine.bench.load.measures import kind_of
 from zmqengine.bench.reports.report import BenchReport, Rounds, load
 from zmqengine.bench.reports.tables import Table, machine_line, markdown, model_line, tables_of, text_of
+from zmqengine.bench.scenarios import chat
 from zmqengine.bench.targets.target import TargetError
 
 BEGIN = "<!-- performance: begin, made by python -m benchmarks.readme -->"
 END = "<!-- performance: end -->"
 USERS, CHAT, GPU_CHAT = "users-25m", "chat-25m", "gpu-8b-chat"
-GPU_CHAT_MEASURES = (
-    "tokens_per_s",
-    "ttft_p50_ms",
-    "ttft_p99_ms",
-    "itl_p50_ms",
-    "itl_p99_ms",
-    "silence_max_ms",
-)
 CHAT_TABLES = ("chat: tokens/s", "chat: TTFT p99 (ms)", "chat: longest silence of a stream (ms)")
 PICTURE = f"{USERS}.svg"
 
@@ -40,10 +33,11 @@ class Line(NamedTuple):
 
 
 LINES = (
-    *(Line(CHAT, "chat", case, "tokens_per_s") for case in ("1", "4", "8", "16")),
-    *(Line(CHAT, "chat", case, "ttft_p50_ms") for case in ("1", "4", "8", "16")),
-    *(Line(CHAT, "chat", case, "ttft_p99_ms") for case in ("1", "4", "8", "16")),
-    *(Line(CHAT, "chat", case, "silence_max_ms") for case in ("1", "4", "8", "16")),
+    *(
+        Line(CHAT, "chat", case, measure)
+        for measure in ("tokens_per_s", "ttft_p50_ms", "ttft_p99_ms", "silence_max_ms")
+        for case in ("1", "4", "8", "16")
+    ),
     *(Line(USERS, "users", case, "tokens_per_s") for case in ("1", "8", "32", "64")),
     *(Line(USERS, "users", case, "ttft_p50_ms") for case in ("1", "8", "32", "64")),
     Line(USERS, "users", "32", "itl_p99_ms"),
@@ -60,12 +54,12 @@ LINES = (
 
 def summary(results: Path) -> str:
     """The text between the markers of README.md, in the directory above. Raises TargetError without its reports."""
-    chat, users = load(_path(results, CHAT)), load(_path(results, USERS))
+    chats, users = load(_path(results, CHAT)), load(_path(results, USERS))
     lines = [BEGIN, "", "Chats of unlike users, who ask again and again for a minute, by their number:", ""]
-    chat_tables = {table.title: table for table in tables_of(chat)}
+    chat_tables = {table.title: table for table in tables_of(chats)}
     for title in CHAT_TABLES:
         lines += [markdown(chat_tables[title]), ""] if title in chat_tables else []
-    lines += [_described(chat), "", *_on_gpu(results / f"{GPU_CHAT}.json")]
+    lines += [_described(chats), "", *_on_gpu(results / f"{GPU_CHAT}.json")]
     lines += ["Uniform requests, 64 tokens in and 64 out:", ""]
     lines += [markdown(next(table for table in tables_of(users) if table.title == "users: tokens/s")), ""]
     lines += [
@@ -89,12 +83,15 @@ def _on_gpu(path: Path) -> list[str]:
             kind_of(measure).heading,
             *(text_of(rounds.figure("chat", case, label, measure), measure) for case in cases),
         ]
-        for measure in GPU_CHAT_MEASURES
+        # The first minute is the only one.
+        for measure in chat.SCENARIO.shown
+        if not measure.startswith("first_")
     ]
     described = _described(report).partition(" Ratios")[0]
-    device, minute_s = report.targets[0].facts["device"], float(str(report.options["chat_minute_s"]))
+    device = report.targets[0].facts["device"].removeprefix("gpu (").removesuffix(")")
+    minute_s = float(str(report.options["chat_minute_s"]))
     return [
-        f"The same chats by HTTP, {device}, in the first {minute_s:.0f} s after a start:",
+        f"Chats through the HTTP front-end on one {device}, in the first {minute_s:.0f} s after a start:",
         "",
         markdown(Table("chat", ["", *cases], rows)),
         "",
