@@ -125,7 +125,7 @@ def test_caches_stay_within_projection_and_padding(shape, padding_bytes_max, ope
 @pytest.mark.skipif(on_cuda(), reason="memory of a CUDA device")
 @pytest.mark.parametrize("longest", [240, 300])
 def test_what_the_longest_row_leaves_is_given_back(monkeypatch, longest):
-    """Where rows stay in place, as on a GPU: empty rows and columns are counted, and are at most a quarter."""
+    """Empty rows and columns of a batch in place, as on a GPU, are counted, and are at most a quarter of it."""
     cuda_kernels = pytest.importorskip("tests.support.cuda_kernels", exc_type=ImportError)
     from tests.support.in_place import model_on_kernels
 

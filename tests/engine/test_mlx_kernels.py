@@ -14,7 +14,7 @@ from zmqengine.engine.load import mlx_kernels
 
 @pytest.fixture
 def directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Where MLX keeps kernels."""
+    """The directory of MLX's kernels."""
     monkeypatch.setattr(mlx_kernels, "cuda_version", lambda: "0.32.4")
     monkeypatch.setenv("MLX_PTX_CACHE_DIR", str(tmp_path / "ptx"))
     return tmp_path / "ptx"
@@ -71,7 +71,7 @@ def test_without_cuda_there_is_nothing_to_compile(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_every_kernel_has_a_computation(dtype: str) -> None:
-    """Of the types in its name."""
+    """The computation has the types in the kernel's name."""
     for name in mlx_kernels.names_for(dtype):
         if name.startswith(("gather", "scatter")):
             found = mlx_kernels.computation(mx, name)
@@ -82,7 +82,7 @@ def test_every_kernel_has_a_computation(dtype: str) -> None:
 
 @pytest.mark.skipif(not on_cuda(), reason="no CUDA device")
 def test_mlx_names_its_kernels_as_here(directory: Path) -> None:
-    """Of all that are named one by one; and each fused kernel has a file."""
+    """Gathers and scatters have the names expected here, and every fused kernel a file."""
     names = mlx_kernels.names_for("bfloat16")
     wait = mlx_kernels.start_children("bfloat16")
     assert wait is not None

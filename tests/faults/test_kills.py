@@ -63,11 +63,11 @@ def test_32_streams_on_a_real_model_end_as_they_would_have_without_the_kills(
     make_worker: Callable[..., WorkerProcess],
     make_front_end: Callable[..., FrontEndProcess],
 ) -> None:
-    """The same requests twice on pico, half of them greedy, the second time with a kill: the same tokens.
+    """Requests on pico, half of them greedy, have the same tokens with kills as without.
 
     Each front-end keeps 8 streams running until all of them have been seen to, so that none is idle at the kill. One
-    stream may differ from some token on: who else is in a batch changes the order of sums, and now
-    and then that tips a choice between two tokens, with or without a kill.
+    stream may differ from some token on: other rows of a batch change the order of sums, which rarely tips a choice
+    between two tokens, with or without a kill.
     """
     worker = make_worker(None, restart_wait_ms=1)
     worker.wait_ready()

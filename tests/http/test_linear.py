@@ -286,7 +286,7 @@ def test_they_are_counted_at_any_depth(name: str, of: str, monkeypatch: pytest.M
     monkeypatch.setattr(body_of_request, "OBJECTS_MAX", 100)
     monkeypatch.setattr(body_of_request, "MEMBERS_MAX", 500)
     read, make = BODIES[name]
-    # Of a body of more than 500 the sort is not told by field.
+    # The error of a body of more than 500 names no field.
     with pytest.raises(
         ApiError, match=rf" {of} are more than the |the body has \d+ .*more than the "
     ) as refusal:

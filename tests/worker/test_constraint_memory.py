@@ -22,7 +22,7 @@ LONG = Constraint("regex", "." * 30_000)
 
 
 def test_a_claim_counts_for_as_long_as_it_lives() -> None:
-    """Past the bound it is refused with the numbers; what the heap grows by meanwhile counts, where it is more."""
+    """A claim past the bound is refused with the numbers; growth of the heap counts where it exceeds the claims."""
     memory = ConstraintMemory()
     memory.bytes_max = 100
     memory.observe(5_000)

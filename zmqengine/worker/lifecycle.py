@@ -273,7 +273,7 @@ class Lifecycle:
             return
         memory = compiler.memory
         memory.observe(heap_bytes)
-        # What was ended is in memory until the engine has removed its row.
+        # Constraints of ended requests stay in memory until the engine has removed their rows.
         if self._claims_leaving or memory.bytes <= max(memory.bytes_max, self._other_bytes_max):
             return
         most = {request: request.grammar.bytes_most for request in self._live if request.grammar is not None}

@@ -56,7 +56,7 @@ def opened(directory: Path, compiler: FakeCompiler, architecture: str = "sm_90a"
 
 
 def test_a_kernel_is_compiled_by_the_first_start_alone(tmp_path: Path) -> None:
-    """Its files are as MLX reads them: of a line of the `.txt`, what is before and after a tab."""
+    """The files are as MLX reads them: a line of the `.txt` has the kernel, a tab and its mangled name."""
     compiler, directory = FakeCompiler(), tmp_path / "ptx"
     for _ in range(2):
         cache = opened(directory, compiler)
@@ -184,7 +184,7 @@ def test_mlx_runs_the_kernel_that_is_on_disk(
 ) -> None:
     """Under the name of a kernel that writes 1 is the code of one that writes 2: it is what runs. And the text that MLX
     makes of a kernel is ours."""
-    # MLX's own choice, if nobody made one before it was imported.
+    # MLX's default directory, where none was chosen before the import.
     directory = Path(tempfile.gettempdir(), "mlx", version("mlx"), "ptx")
     monkeypatch.setenv("MLX_PTX_CACHE_DIR", os.environ.get("MLX_PTX_CACHE_DIR", str(directory)))
     cache = kernel.kernel_cache.__wrapped__()

@@ -131,7 +131,7 @@ def test_layers_that_are_alike_are_traced_once() -> None:
 
 
 def test_the_traces_kept_are_those_last_in_use() -> None:
-    """Beside those made ahead; what is dropped is freed, and made again it computes the same."""
+    """A bound on traces beside those made ahead: a dropped trace is freed, and a new one computes the same."""
     ops = Counting()
     decoder = DecoderModel(read_weights(build_model(LLAMA)), ops)
     decoder.trace_steps(2, float("inf"))

@@ -64,7 +64,7 @@ class Grammar:
         self.compiled_bytes = 0
         """Bytes that it took when it was compiled, as far as they were measured."""
         self.claim: object = None
-        """What its memory is counted by for as long as it, or a row's matcher, lives."""
+        """The claim on memory, held by the grammar and by matchers of its rows."""
 
     @property
     def bytes_most(self) -> int:

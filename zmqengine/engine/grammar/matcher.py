@@ -56,7 +56,7 @@ class RowMatcher:
         self.begun = not after
         self.followed: list[int] = []
         self.claim: object = None
-        """What the memory of its grammar is counted by, which it shares: it may outlive that."""
+        """The claim of its grammar on memory, which a matcher may outlive."""
         begun_s = time.thread_time()
         for token in emitted:
             if time.thread_time() - begun_s > FOLLOW_S_MAX:

@@ -346,7 +346,7 @@ class MlxEngine:
     def limit_prompt_cache(self, bytes_max: int) -> int:
         """Keep at most `bytes_max` from now on; returns bytes freed.
 
-        They are memory itself, or on a device that keeps buffers such, which MLX reuses below its limit.
+        The memory is released, except on a device that keeps buffers: there MLX reuses it below its limit.
         """
         freed = self._store.limit(bytes_max)
         if freed and not self._device.keeps_buffers:

@@ -55,10 +55,9 @@ class StepPace:
     on a `gpu` of six. While few rows wait, two steps are enough where they have time for `TOKENS_START`: longer chunks
     are hardly faster by the token, and streams pause for them. The more rows wait than decode, the more prefill may
     add, up to half as much again, two and a half times as much where none decodes, and on a fast GPU four times the
-    steps. A target of 0 always allows the largest chunk. A
-    chunk has `TOKENS_MIN` to `tokens_max` tokens, or while no row decodes `idle_tokens_max`, on a GPU twice that for a
-    burst. It is never more than twice as long as one that was timed: the speed of prefill differs by orders of
-    magnitude between machines and models, and is not known before.
+    steps. A target of 0 always allows the largest chunk. A chunk has `TOKENS_MIN` to `tokens_max` tokens, or while no
+    row decodes `idle_tokens_max`, on a GPU twice that for a burst. It is never more than twice as long as one that was
+    timed: the speed of prefill differs by orders of magnitude between machines and models, and is not known before.
 
     The speed, and not the last step, decides: a machine with other work has slow steps all the time, and a pace that
     each of them shortens ends at chunks that cost twice as much a token.
