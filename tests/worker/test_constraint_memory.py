@@ -16,7 +16,7 @@ from zmqengine_client import TextStream
 LIMIT_BYTES = 96 << 20
 PARTS = ("weights_bytes", "kv_bytes", "parked_bytes", "prompt_cache_bytes", "constraint_bytes")
 HELD = Constraint("regex", r"(\p{L}{1,40}\s){0,2000}")
-"""0.5 MiB when compiled, and 20 KiB more with each token."""
+"""0.5 MiB when compiled, and 20 to 60 KiB more with each token: of six that run to 300 tokens few are whole."""
 LONG = Constraint("regex", "." * 30_000)
 """4 MiB when compiled."""
 
@@ -84,7 +84,7 @@ def test_hostile_constraints_stay_within_their_share_of_the_memory() -> None:
 
         growing = [
             client.generate(
-                f"Once {n}", constraint=HELD, max_tokens=100, ignore_eos=True, temperature=1.0, seed=n
+                f"Once {n}", constraint=HELD, max_tokens=300, ignore_eos=True, temperature=1.0, seed=n
             )
             for n in range(6)
         ]
@@ -95,7 +95,8 @@ def test_hostile_constraints_stay_within_their_share_of_the_memory() -> None:
             now = numbers()
             assert sum(now[part] for part in PARTS) <= LIMIT_BYTES
         ended = [str(error) for error in errors if isinstance(error, ConstraintFailed)]
-        assert 2 <= len(ended) < len(errors) == len(ended) + errors.count(None), errors
+        # However fast the machine is: a row alone passes the bound before 300 tokens.
+        assert 2 <= len(ended) == len(errors) - errors.count(None), errors
         # It is looked at ten times a second: by how much they pass it depends on the machine.
         assert all(bytes_max < int(re.findall("requests take ([0-9]+) bytes", each)[0]) for each in ended)
         assert simple.read().finish == "stop"

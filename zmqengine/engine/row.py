@@ -138,6 +138,12 @@ class Row:
         """Leave the matcher to the row that resumes this one, which would otherwise follow the output again."""
         if self.grammar is not None and self.matcher is not None:
             self.grammar.keep(self.matcher)
+            self.matcher = None
+
+    def leave(self) -> None:
+        """End the row and free its constraint. The step in flight holds the row until the next one starts."""
+        self.gone = True
+        self.grammar = self.matcher = None
 
     @property
     def remaining(self) -> int:

@@ -203,8 +203,7 @@ class DecodeBatch:
 
     def _grammar_mask(self, step: InflightStep) -> Mask:
         """The mask of a step's logits [rows * width, vocab], filled on the host."""
-        # A row that ended since the launch has no use for its token.
-        matchers = [None if row.gone else row.matcher for row in step.rows]
+        matchers = [row.matcher for row in step.rows]
         drafts = [()] * len(matchers) if step.block is None else step.block.draft_tokens
         bits = self._masks.fill_windows(matchers, drafts, step.width)
         return lambda logits: self._masks.apply(logits, bits)

@@ -102,11 +102,11 @@ class InflightStep:
                     drafted = len(draft.tokens)
                     result.drafts.append(RowDraft(row.id, draft.source, drafted, min(accepted, taken)))
             if failure is not None:
-                row.gone = True
+                row.leave()
                 landed.failed.add(row)
                 result.failures.append(failure)
             elif finish is not None:
-                row.gone = True
+                row.leave()
                 landed.ended.append(row)
         return landed
 

@@ -262,7 +262,7 @@ class MlxEngine:
             self._store.forget(id_)
         leaving = [row for row in (self._rows.pop(id_, None) for id_ in ids) if row is not None]
         for row in leaving:
-            row.gone = True
+            row.leave()
         self._prefill.leave(leaving)
         self._decode.leave(leaving)
         if self._texts is not None:

@@ -362,7 +362,7 @@ class Prefill:
                 continue
             entries = [None] * len(tokens) if arrays is None else read_logprobs(arrays)
             if any(entry is not None and not math.isfinite(entry.logprob) for entry in entries):
-                row.gone = True
+                row.leave()
                 failed.append(row)
                 result.failures.append(RowFailure(row.id, "the model's output for this row is not a number"))
                 continue
@@ -371,7 +371,7 @@ class Prefill:
             is_whole = not row.unreported and row.sampled >= row.max_tokens
             result.tokens += [RowToken(row.id, *each, None) for each in zip(tokens, entries, strict=True)]
             if is_whole:
-                row.gone = True
+                row.leave()
                 result.tokens[-1] = result.tokens[-1]._replace(finish="length")
         return failed
 
@@ -439,12 +439,12 @@ class Prefill:
         try:
             finish = row.take(made.token)
         except Exception as error:  # noqa: BLE001 - a grammar that fails ends its own row
-            row.gone = True
+            row.leave()
             result.failures.append(constraint_failure(row.id, error))
             return
         result.tokens.append(RowToken(row.id, made.token, made.logprobs, finish))
         if finish is not None:
-            row.gone = True
+            row.leave()
             result.prefills.append(RowPrefill(row.id, row.prefill_tokens, row.prefill_tokens, row.cached))
             # Its token came from these caches, so they are finite.
             if row.caches is not None and self._store.wants(row):
