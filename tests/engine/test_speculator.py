@@ -30,11 +30,12 @@ BABBLE = Sampling(temperature=10.0, logit_bias=dict.fromkeys(range(10, 14), 100.
 
 
 class Counted:
-    """A model that counts its calls by width, and says 5x + 7 modulo `period` after x, if that is given."""
+    """A model that counts its calls by width, and says 5x + `step` modulo `period` after x, if that is given."""
 
-    def __init__(self, model: Any, period: int = 0) -> None:
+    def __init__(self, model: Any, period: int = 0, step: int = 7) -> None:
         self._model = model
         self._period = period
+        self._step = step
         self.forget()
 
     def __getattr__(self, name: str) -> Any:
@@ -46,7 +47,7 @@ class Counted:
         logits = self._model(inputs, **options)
         if not self._period:
             return logits
-        said = (inputs * 5 + 7) % self._period
+        said = (inputs * 5 + self._step) % self._period
         return logits + 1000.0 * (mx.arange(logits.shape[-1]) == said[..., None])
 
     def forget(self) -> None:
@@ -89,8 +90,8 @@ def outputs_of(model, rows):
     return run, {(tuple(one.prompt), seed_key(one.seed)): run.ids(one.row) for one in rows}
 
 
-def draft_model(model: Any) -> tuple[Counted, DraftModel]:
-    counted = Counted(model)
+def draft_model(model: Any, period: int = 0, step: int = 7) -> tuple[Counted, DraftModel]:
+    counted = Counted(model, period, step)
     return counted, DraftModel(counted, 0, probe(model).shape, words=VOCAB_SIZE, padding_bytes_max=1 << 30)
 
 
@@ -231,9 +232,9 @@ def test_a_draft_model_that_is_always_wrong_is_given_up_after_a_few_tokens_of_on
 
 def test_a_draft_model_is_tried_again_after_ever_more_polls(model):
     """With one row that it never drafts for rightly."""
-    _, source = draft_model(build_model(LLAMA, 1))
+    _, source = draft_model(build_model(LLAMA, 1), 16, 11)
     speculator = by_worth(source, costs=CPU)
-    engine = make_engine(model, speculator=speculator)
+    engine = make_engine(Counted(model, 16), speculator=speculator)
     engine.insert([RowRequest(0, [1, 2, 3], 700)])
     drafted: list[int] = []
     while engine.stats().rows_decoding or engine.stats().rows_prefilling:
