@@ -29,11 +29,6 @@ SHOWN: dict[str, tuple[str, ...]] = {
         "clock_before_mhz",
         "clock_tenth_mhz",
     ),
-    "steps": ("step_ms", "open_s"),
-    "step parts": ("step_ms", "start_ms", "wait_ms", "build_and_report_ms"),
-    "changes": ("step_ms", "join_ms", "end_ms"),
-    "operations": ("step_operations", "join_operations", "end_operations"),
-    "widths": ("width_1_ms", *(f"width_{width}_cost" for width in (2, 3, 4, 6, 8))),
     "saving": ("tokens_per_s", "wall_s", "written_bytes"),
     "schedule": ("wait_p50_s", "wait_p90_s", "wait_p99_s", "wait_max_s"),
     "service": (
