@@ -66,8 +66,8 @@ class Listener:
             output: list[int] = []
             last: tuple[float, dict[int, float]] | None = None
             for chunk in self._client.generate_tokens(PROMPT, max_tokens=400, ignore_eos=True):
-                late_s, self._late_s = max(self._late_s, time.monotonic() - self._ticked_s - TICK_S), 0.0
                 now = time.monotonic(), self._spent()
+                late_s, self._late_s = max(self._late_s, time.monotonic() - self._ticked_s - TICK_S), 0.0
                 if late_s > LATE_S_MAX:
                     self.held_up += 1
                 elif last is not None and chunk.tokens:
