@@ -39,7 +39,14 @@ def test_a_claim_counts_for_as_long_as_it_lives() -> None:
     assert memory.bytes == 90
     with pytest.raises(Overloaded):
         memory.claim(20)
-    del second
+    # Growth that the constraints cannot have caused, as of blocks on their way to a disk, takes no room from them.
+    memory.limit_growth(40)
+    memory.observe(5_090)
+    assert memory.bytes == 40
+    third = memory.claim(20)
+    memory.observe(5_095)
+    assert memory.bytes == 50
+    del second, third
     gc.collect()
     memory.observe(9_000)
     assert memory.bytes == 0

@@ -64,7 +64,6 @@ class Lifecycle:
         self._arrivals = count()
         self._draining = False
         # Bytes that the memory of constraints has to pass before it is looked at again; 0 unless others hold them.
-        self._other_bytes_max = 0
         self._claims_leaving = weakref.WeakSet[object]()
 
     # --- the requests ---
@@ -274,12 +273,12 @@ class Lifecycle:
         memory = compiler.memory
         memory.observe(heap_bytes)
         # Constraints of ended requests stay in memory until the engine has removed their rows.
-        if self._claims_leaving or memory.bytes <= max(memory.bytes_max, self._other_bytes_max):
+        if self._claims_leaving or memory.bytes <= memory.bytes_max:
             return
         most = {request: request.grammar.bytes_most for request in self._live if request.grammar is not None}
         # The heap grows for other reasons, too, and by what compiling takes for a while.
-        total = left = min(memory.bytes, sum(most.values()))
-        self._other_bytes_max = 0 if total > memory.bytes_max else memory.bytes + memory.bytes_max // 8
+        memory.limit_growth(sum(most.values()))
+        total = left = memory.bytes
         for request in sorted(most, key=most.__getitem__, reverse=True):
             if left <= memory.bytes_max:
                 return

@@ -60,6 +60,12 @@ class ConstraintMemory:
             self._heap_bytes = heap_bytes
         self._grown_bytes = max(0, heap_bytes - self._heap_bytes)
 
+    def limit_growth(self, bytes_: int) -> None:
+        """Count at most `bytes_` of the growth so far, the most that the constraints can take; the rest has other
+        causes."""
+        self._heap_bytes += max(0, self._grown_bytes - bytes_)
+        self._grown_bytes = min(self._grown_bytes, bytes_)
+
     @property
     def _claimed_bytes(self) -> int:
         return sum(claim.bytes for claim in self._claims)
