@@ -13,8 +13,9 @@ import pytest
 
 from tests.embedding.checkpoints import case, engine_of, run, write
 from zmqengine.checkpoint.recipe import read_recipe
-from zmqengine.engine.embedding.encoders import activations
+from zmqengine.engine.embedding import activations, attention, packing
 from zmqengine.engine.embedding.engine import SHARED_STEP_S, EmbeddingEngine
+from zmqengine.engine.embedding.packing import Packed
 from zmqengine.engine.interface import ModelInfo, TextsRequest
 from zmqengine.engine.models import arrays
 from zmqengine.engine.step.step_clock import StepClock
@@ -224,8 +225,18 @@ def test_a_checkpoint_says_how_long_a_text_may_be(tmp_path: Path) -> None:
         ("1_Pooling/config.json", {"include_prompt": False}, "leaves out the prompt is not supported"),
         (
             "config.json",
-            {"position_embedding_type": "alibi"},
-            "positions of the type 'alibi': a bert here has",
+            {"position_embedding_type": "relative_key"},
+            "positions of the type 'relative_key': a bert here has absolute or alibi ones",
+        ),
+        (
+            "config.json",
+            {"position_embedding_type": "alibi", "feed_forward_type": "original"},
+            "feed_forward_type is 'original', none of geglu, reglu",
+        ),
+        (
+            "config.json",
+            {"position_embedding_type": "alibi", "architectures": ["JinaBertForSequenceClassification"]},
+            "JinaBertForSequenceClassification: heads for scores are supported on BERT",
         ),
         ("config.json", {"model_type": "nomic_bert", "num_experts": 8}, "has 8 experts: a nomic_bert here"),
         (
@@ -380,6 +391,38 @@ def test_a_module_that_is_not_known_is_refused(tmp_path: Path) -> None:
     (directory / "modules.json").write_text('[{"path": "", "type": "pylate.models.ColBERT"}]')
     with pytest.raises(ModelLoadError, match="'ColBERT'"):
         read_recipe(directory)
+
+
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("key_heads", [1, 4])
+def test_the_own_softmax_is_that_of_mlx(
+    monkeypatch: pytest.MonkeyPatch, window: int | None, key_heads: int
+) -> None:
+    """For texts with so many scores that exp takes most of the time, among shorter ones, with scores of all sizes."""
+    packed = Packed([[1] * length for length in (90, 7, 64)])
+    queries, keys, values = (
+        mx.random.normal((161, heads * 8), key=mx.random.key(heads + index)) * 4
+        for index, heads in enumerate((4, key_heads, key_heads))
+    )
+    heads = (packed.heads(queries, 4), packed.heads(keys, key_heads), packed.heads(values, key_heads))
+    made = packed.attend(*heads, scale=1.0, window=window)
+    assert attention.SCORES_MIN < 3 * 4 * 90 * 90
+    monkeypatch.setattr(attention, "SCORES_MIN", 1 << 40)
+    np.testing.assert_allclose(made, packed.attend(*heads, scale=1.0, window=window), atol=1e-5)
+
+
+def test_distances_count_in_half_precision_and_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As checkpoints for a GPU have it; a long text has its queries cut, so that its distances fit in memory."""
+    packed = Packed([[1] * 20, [1] * 9])
+    queries = mx.random.normal((29, 32), key=mx.random.key(1))
+    made = []
+    for dtype, scores_bytes_max in ((mx.float32, 1 << 28), (mx.bfloat16, 1 << 28), (mx.float32, 5 * 4 * 160)):
+        monkeypatch.setattr(packing, "SCORES_BYTES_MAX", scores_bytes_max)
+        heads = packed.heads(queries.astype(dtype), 4)
+        attended = packed.attend(heads, heads, heads, scale=0.3, slopes=mx.array([0.5, 0.25, 0.1, 0.0]))
+        made.append(np.array(attended.astype(mx.float32)))
+    np.testing.assert_allclose(made[1], made[0], atol=0.05)
+    np.testing.assert_allclose(made[2], made[0], atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["gelu", "gelu_new", "silu"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import subprocess
 import sys
@@ -73,6 +74,86 @@ def test_vectors_of_another_seed_are_those_of_transformers(tmp_path_factory: pyt
     )
     for name, given in json.loads(asked.stdout.splitlines()[-1]).items():
         check(tmp_path_factory.mktemp(name), given)
+
+
+def jina(act: str, heads: int) -> dict[str, Any]:
+    """A small checkpoint of Jina's second models, by the names of its publication, and its vectors.
+
+    From its paper (Guenther et al., 2023): BERT whose scores fall with the distance of two tokens, with gated networks.
+    """
+    width, inner, layers = 8 * heads, 48, 3
+    config = {
+        **make_vectors.SMALL, "model_type": "bert", "architectures": ["JinaBertForMaskedLM"], "hidden_size": width,
+        "num_attention_heads": heads, "position_embedding_type": "alibi", "feed_forward_type": act,
+        "max_position_embeddings": 8192, "layer_norm_eps": 1e-12, "type_vocab_size": 2,
+    }  # fmt: skip
+    shapes = {
+        "embeddings.word_embeddings.weight": [90, width],
+        "embeddings.token_type_embeddings.weight": [2, width],
+    }
+    norms = ["embeddings.LayerNorm"]
+    for index in range(layers):
+        layer = f"encoder.layer.{index}."
+        products = [f"attention.self.{part}" for part in ("query", "key", "value")] + [
+            "attention.output.dense"
+        ]
+        shapes |= {f"{layer}{product}.weight": [width, width] for product in products}
+        shapes |= {f"{layer}{product}.bias": [width] for product in products}
+        shapes |= {
+            f"{layer}mlp.gated_layers.weight": [2 * inner, width],
+            f"{layer}mlp.wo.weight": [width, inner],
+        }
+        shapes |= {f"{layer}mlp.wo.bias": [width]}
+        norms += [f"{layer}attention.output.LayerNorm", f"{layer}mlp.layernorm"]
+    shapes |= {f"{norm}.{part}": [width] for norm in norms for part in ("weight", "bias")}
+    arrays = {name: make_vectors.array_of(name, shape, 3).astype(float) for name, shape in shapes.items()}
+
+    def product(states: np.ndarray, name: str) -> np.ndarray:
+        return states @ arrays[f"{name}.weight"].T + arrays.get(f"{name}.bias", 0)
+
+    def norm(states: np.ndarray, name: str) -> np.ndarray:
+        states = states - states.mean(1, keepdims=True)
+        return states / states.std(1, keepdims=True) * arrays[f"{name}.weight"] + arrays[f"{name}.bias"]
+
+    # By the geometric sequences of Press et al. (2022), those of twice the heads in between.
+    slopes = {4: [1 / 4, 1 / 16, 1 / 64, 1 / 256], 3: [1 / 16, 1 / 256, 1 / 4]}[heads]
+    vectors = []
+    texts, second = make_vectors.texts_of(3)
+    for text in texts:
+        types = arrays["embeddings.token_type_embeddings.weight"][0]
+        states = norm(arrays["embeddings.word_embeddings.weight"][text] + types, "embeddings.LayerNorm")
+        distances = np.abs(np.arange(len(text))[:, None] - np.arange(len(text)))
+        for index in range(layers):
+            layer = f"encoder.layer.{index}."
+            queries, keys, values = (
+                product(states, f"{layer}attention.self.{part}").reshape(len(text), heads, 8).swapaxes(0, 1)
+                for part in ("query", "key", "value")
+            )
+            scores = (
+                queries @ keys.swapaxes(1, 2) / math.sqrt(8) - np.array(slopes)[:, None, None] * distances
+            )
+            weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+            attended = (weights @ values).swapaxes(0, 1).reshape(len(text), width)
+            states = norm(
+                states + product(attended, f"{layer}attention.output.dense"),
+                f"{layer}attention.output.LayerNorm",
+            )
+            gate, up = np.split(product(states, f"{layer}mlp.gated_layers"), 2, axis=1)
+            active = (
+                gate * (1 + np.vectorize(math.erf)(gate / math.sqrt(2))) / 2
+                if act == "geglu"
+                else gate.clip(0)
+            )
+            states = norm(states + product(active * up, f"{layer}mlp.wo"), f"{layer}mlp.layernorm")
+        vectors.append(states.mean(0) / np.linalg.norm(states.mean(0)))
+    return {"seed": 3, "config": config, "pooling": "mean", "shapes": shapes, "texts": texts,
+            "second": [0] * len(second), "vectors": vectors}  # fmt: skip
+
+
+@pytest.mark.parametrize(("act", "heads"), [("geglu", 4), ("reglu", 3)])
+def test_vectors_of_jinas_second_models_are_those_of_the_paper(act: str, heads: int, tmp_path: Path) -> None:
+    """transformers has none of them; the other side is numpy in float64. Three heads are no power of two."""
+    check(tmp_path, jina(act, heads))
 
 
 def test_texts_of_a_pair_are_told_apart(tmp_path: Path) -> None:

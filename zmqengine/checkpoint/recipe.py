@@ -96,7 +96,7 @@ def read_recipe(directory: Path) -> Recipe:
             **config,
         }
     classifies = str((config.get("architectures") or [""])[0]).endswith("ForSequenceClassification")
-    if classifies and family not in HEADED_FAMILIES:
+    if classifies and (family not in HEADED_FAMILIES or config.get("position_embedding_type") == "alibi"):
         raise ModelLoadError(
             f"{directory.name} is a {config['architectures'][0]}: heads for scores are supported on BERT, RoBERTa, "
             "XLM-RoBERTa, CamemBERT and ModernBERT; of other rerankers take one that is asked, as Qwen3-Reranker"
@@ -129,11 +129,12 @@ def _family(directory: Path, config: dict[str, Any]) -> str:
                 "others; take an encoder, or an embedder whose attention is causal"
             )
         family = TWO_WAY_FAMILIES[kind]
-    # Remote code of the same model_type, such as jina's, differs here.
+    # Remote code of the same model_type differs here. Jina's second models are a `bert` and read, later ones are not.
     positions = config.get("position_embedding_type", "absolute")
-    if family == "bert" and positions != "absolute":
+    known = ("absolute", "alibi") if kind == "bert" else ("absolute",)
+    if family == "bert" and positions not in known:
         raise ModelLoadError(
-            f"{directory.name} has positions of the type {positions!r}: a {kind} here has absolute ones"
+            f"{directory.name} has positions of the type {positions!r}: a {kind} here has {' or '.join(known)} ones"
         )
     if family and config.get("num_experts"):
         raise ModelLoadError(f"{directory.name} has {config['num_experts']} experts: a {kind} here has none")

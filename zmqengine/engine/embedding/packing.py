@@ -7,6 +7,9 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
+from zmqengine.engine.embedding.attention import attention
+from zmqengine.engine.host.backend import on_gpu
+
 SCORES_BYTES_MAX = 256 << 20
 """Attention scores that exist at once where the device computes them all: longer texts are cut by queries."""
 
@@ -41,31 +44,46 @@ class Packed:
             self._valid = mx.array(inside[:, None, None, :])
 
     def attend(
-        self, queries: mx.array, keys: mx.array, values: mx.array, *, scale: float, window: int | None = None
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        *,
+        scale: float,
+        window: int | None = None,
+        slopes: mx.array | None = None,
     ) -> mx.array:
         """Attention of every token to all of its text, or those at most `window` tokens away.
 
-        Takes arrays (texts, heads, tokens, head width) from `heads`, and returns (tokens, width).
+        Takes arrays (texts, heads, tokens, head width) from `heads`, and returns (tokens, width). `slopes` (heads,):
+        what a score loses with every token of distance (ALiBi).
         """
-        mask = self._valid
-        if window is not None and window < self.longest:
-            places = mx.arange(self.longest)
-            near = mx.abs(places[:, None] - places[None]) <= window
-            mask = near[None, None] if mask is None else mask & near[None, None]
         texts, heads, longest, width = queries.shape
         rows = longest
-        if not mx.metal.is_available() and not mx.cuda.is_available():
+        if slopes is not None or not on_gpu():
             rows = max(1, min(longest, SCORES_BYTES_MAX // (4 * texts * heads * longest)))
         parts = []
         for start in range(0, longest, rows):
-            part = queries[:, :, start : start + rows]
-            of_part = mask
-            if mask is not None and mask.shape[2] > 1:
-                of_part = mask[:, :, start : start + rows]
-            parts.append(mx.fast.scaled_dot_product_attention(part, keys, values, scale=scale, mask=of_part))
+            mask = self._mask(start, min(longest, start + rows), window, slopes)
+            parts.append(attention(queries[:, :, start : start + rows], keys, values, scale=scale, mask=mask))
         joined = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
         flat = joined.transpose(0, 2, 1, 3).reshape(texts * longest, heads * width)
         return flat if self.is_even else flat[self._back]
+
+    def _mask(self, start: int, stop: int, window: int | None, slopes: mx.array | None) -> mx.array | None:
+        """Keys that queries from `start` to `stop` attend to, or terms of their scores; None for all keys."""
+        mask = self._valid
+        window = None if window is None or window >= self.longest else window
+        if window is None and slopes is None:
+            return mask
+        distances = mx.abs(mx.arange(start, stop)[:, None] - mx.arange(self.longest)[None])
+        if window is not None:
+            near = (distances <= window)[None, None]
+            mask = near if mask is None else mask & near
+        if slopes is None:
+            return mask
+        lost = -slopes[:, None, None] * distances
+        return lost[None] if mask is None else mx.where(mask, lost, mx.array(-mx.inf, lost.dtype))
 
     def heads(self, states: mx.array, count: int) -> mx.array:
         """(tokens, count * width) as (texts, count, tokens of the longest, width)."""

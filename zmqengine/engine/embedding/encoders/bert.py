@@ -1,6 +1,8 @@
 """BERT and its kind, RoBERTa, XLM-RoBERTa and CamemBERT: embeddings, layers with the norm behind, a head for scores.
 
-From Devlin et al., "BERT" (NAACL 2019). RoBERTa's positions begin after the id of its padding.
+From Devlin et al., "BERT" (NAACL 2019). RoBERTa's positions begin after the id of its padding. Jina's second models
+(Guenther et al., "Jina Embeddings 2", 2023) have gated networks, and scores that fall with the distance in place of
+positions.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm
 
-from zmqengine.engine.embedding.encoders.activations import activation
+from zmqengine.engine.embedding.activations import activation
 from zmqengine.engine.embedding.packing import Packed
 from zmqengine.engine.models.arrays import Weights, joined, renamed, whole
+from zmqengine.errors import ModelLoadError
 
 _PREFIXES = ("bert.", "roberta.", "model.", "0.auto_model.")
 _RULES = (
@@ -24,14 +27,16 @@ _RULES = (
     (r"encoder\.layer\.(\d+)\.attention\.self\.(query|key|value)\.(\w+)", r"layers.\1.\2.\3"),
     (r"encoder\.layer\.(\d+)\.attention\.output\.dense\.(\w+)", r"layers.\1.out.\2"),
     (r"encoder\.layer\.(\d+)\.attention\.output\.LayerNorm\.(\w+)", r"layers.\1.attention_norm.\2"),
-    (r"encoder\.layer\.(\d+)\.intermediate\.dense\.(\w+)", r"layers.\1.up.\2"),
-    (r"encoder\.layer\.(\d+)\.output\.dense\.(\w+)", r"layers.\1.down.\2"),
-    (r"encoder\.layer\.(\d+)\.output\.LayerNorm\.(\w+)", r"layers.\1.norm.\2"),
+    (r"encoder\.layer\.(\d+)\.(?:intermediate\.dense|mlp\.gated_layers)\.(\w+)", r"layers.\1.up.\2"),
+    (r"encoder\.layer\.(\d+)\.(?:output\.dense|mlp\.wo)\.(\w+)", r"layers.\1.down.\2"),
+    (r"encoder\.layer\.(\d+)\.(?:output\.LayerNorm|mlp\.layernorm)\.(\w+)", r"layers.\1.norm.\2"),
     (r"classifier\.dense\.(\w+)", r"dense.\1"),
     (r"classifier\.out_proj\.(\w+)", r"classifier.\1"),
     (r"pooler\.dense\.(\w+)", r"dense.\1"),
     (r"classifier\.(weight|bias)", r"classifier.\1"),
 )
+# Activations of Jina's gated networks, by their names there.
+_GATES = {"geglu": "gelu", "reglu": "relu"}
 
 
 class BertLayer(Module):
@@ -44,20 +49,28 @@ class BertLayer(Module):
         self.qkv = Linear(width, 3 * width)
         self.out = Linear(width, width)
         self.attention_norm = LayerNorm(width, eps=eps)
-        self.up = Linear(width, inner)
+        self._is_gated = has_distances(config)
+        self.up = Linear(width, inner * (1 + self._is_gated), bias=not self._is_gated)
         self.down = Linear(inner, width)
         self.norm = LayerNorm(width, eps=eps)
         self._heads = whole(config["num_attention_heads"], "num_attention_heads")
         self._scale = (width // self._heads) ** -0.5
-        self._activation = activation(config.get("hidden_act", "gelu"))
+        self._activation = activation(_activation_of(config))
+        self._slopes = mx.array(distance_slopes(self._heads)) if has_distances(config) else None
 
     def __call__(self, states: mx.array, packed: Packed) -> mx.array:
         queries, keys, values = (
             packed.heads(part, self._heads) for part in mx.split(self.qkv(states), 3, axis=-1)
         )
-        attended = packed.attend(queries, keys, values, scale=self._scale)
+        attended = packed.attend(queries, keys, values, scale=self._scale, slopes=self._slopes)
         states = self.attention_norm(states + self.out(attended))
-        made: mx.array = self.norm(states + self.down(self._activation(self.up(states))))
+        inner = self.up(states)
+        if self._is_gated:
+            gate, inner = mx.split(inner, 2, axis=-1)
+            inner = self._activation(gate) * inner
+        else:
+            inner = self._activation(inner)
+        made: mx.array = self.norm(states + self.down(inner))
         return made
 
 
@@ -68,7 +81,9 @@ class Bert(Module):
         super().__init__()  # type: ignore[no-untyped-call]
         width = whole(config["hidden_size"], "hidden_size")
         self.word = Embedding(config["vocab_size"], width)
-        self.position = Embedding(config["max_position_embeddings"], width)
+        self._has_table = not has_distances(config)
+        if self._has_table:
+            self.position = Embedding(config["max_position_embeddings"], width)
         self.token_type = Embedding(config.get("type_vocab_size", 2), width)
         self.norm = LayerNorm(width, eps=config.get("layer_norm_eps", 1e-12))
         self.layers = [
@@ -82,7 +97,9 @@ class Bert(Module):
 
     def start(self, packed: Packed) -> mx.array:
         """The sum of what tokens, positions and parts of a pair are embedded as, normalised."""
-        states = self.word(packed.ids) + self.position(packed.positions + self._first_position)
+        states = self.word(packed.ids)
+        if self._has_table:
+            states = states + self.position(packed.positions + self._first_position)
         types = packed.types if self._types > 1 else mx.zeros_like(packed.types)
         made: mx.array = self.norm(states + self.token_type(types))
         return made
@@ -95,6 +112,31 @@ class Bert(Module):
         """From the first token."""
         made: mx.array = self.classifier(mx.tanh(self.dense(packed.first(hidden))))
         return made
+
+
+def has_distances(config: dict[str, Any]) -> bool:
+    """Whether the model is one of Jina's second: distances in place of positions (ALiBi), and gated networks."""
+    return config.get("position_embedding_type") == "alibi"
+
+
+def distance_slopes(heads: int) -> list[float]:
+    """The loss of the scores of each head with a token of distance.
+
+    From Press et al., "Train Short, Test Long" (ICLR 2022), and its code where `heads` is no power of two.
+    """
+    whole_power = 1 << (heads.bit_length() - 1)
+    slopes = [2 ** (-8 * (head + 1) / whole_power) for head in range(whole_power)]
+    between = [2 ** (-4 * (head + 1) / whole_power) for head in range(0, 2 * whole_power, 2)]
+    return slopes + between[: heads - whole_power]
+
+
+def _activation_of(config: dict[str, Any]) -> str:
+    if not has_distances(config):
+        return str(config.get("hidden_act", "gelu"))
+    kind = config.get("feed_forward_type", "original")
+    if kind not in _GATES:
+        raise ModelLoadError(f"config.json: feed_forward_type is {kind!r}, none of {', '.join(_GATES)}")
+    return _GATES[kind]
 
 
 def first_position(config: dict[str, Any]) -> int:
