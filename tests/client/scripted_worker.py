@@ -238,7 +238,7 @@ class ScriptedWorker:
         if isinstance(command, Insert):
             return self._insert(command, session)
         if isinstance(command, Image):
-            self.images[command.hash] = command.pixels
+            self.images[command.hash] = bytes(command.pixels)
             while len(self.images) > self.images_room:
                 del self.images[next(iter(self.images))]
             return Done(command.call, self.epoch)

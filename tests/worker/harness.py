@@ -253,14 +253,18 @@ class FrontEnd:
         before = len(self.replies)
         poller = zmq.Poller()
         poller.register(self.cmd, zmq.POLLIN)
-        poller.register(self.harness.sockets.cmd, zmq.POLLIN)
+        # A hash that a thread has computed wakes the actor.
+        sources = (self.harness.sockets.cmd, self.harness.shared_status.wakeup.fileno())
+        for source in sources:
+            poller.register(source, zmq.POLLIN)
         while True:
             self.read()
             if len(self.replies) > before:
                 return self.replies[before]
             ready = dict(poller.poll(ARRIVAL_MS_MAX))
             assert ready, "no reply came"
-            if self.harness.sockets.cmd in ready:
+            if any(source in ready for source in sources):
+                self.harness.shared_status.wakeup.clear()
                 self.harness.pass_()
 
     def insert(self, request: str, prompt: Sequence[int] = (5, 6, 7), **fields: Any) -> Message:

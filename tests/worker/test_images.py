@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.support.images import Picture, prompt_of
+from tests.support.workers import START_S
 from tests.worker.harness import FrontEnd, Harness
 from zmqengine.engine.fake.fake_engine import FAKE_CARD, FakeEngineConfig, FakeFault, expected_tokens
 from zmqengine.engine.interface import RowRequest
 from zmqengine.protocol.messages import Accepted, Done, Message, Rejected
+from zmqengine.vision_card import image_hash
 
 CONFIG = FakeEngineConfig(vision=True, prefill_chunk=32, prompt_cache_bytes=1 << 20)
 ONE = Picture(FAKE_CARD)
@@ -59,6 +64,102 @@ def test_an_image_that_is_not_held_is_wanted_sent_and_seen(make_harness: Callabl
     assert harness.actor.lifecycle.image_numbers() == {
         "images": 2, "image_pixels_bytes": len(ONE.pixels) + len(OTHER.pixels),
     }  # fmt: skip
+
+
+class GatedHash:
+    """The hash of an image, computed once the gate is open; `threads` are those that computed one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.gate = threading.Event()
+        self.threads: list[threading.Thread] = []
+        monkeypatch.setattr("zmqengine.worker.requests.images.image_hash", self)
+
+    def __call__(self, *named: Any) -> bytes:
+        assert self.gate.wait(START_S)
+        self.threads.append(threading.current_thread())
+        return image_hash(*named)
+
+
+def test_no_pass_touches_the_pixels_of_an_image(
+    make_harness: Callable[..., Harness], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are neither copied nor hashed on the actor's thread: rows make tokens, and other commands are answered,
+    while the hash is computed. What names the image waits for that, in order."""
+    hashed = GatedHash(monkeypatch)
+    large = Picture(FAKE_CARD, ((32, 32),))
+    harness = make_harness(CONFIG)
+    front_end = harness.front_end()
+    front_end.accepted("text", max_tokens=400, ignore_eos=True)
+    harness.passes(3)
+    prompt, ((_, at),) = prompt_of([5], large, [6])
+    sent = large.put(front_end.epoch, front_end.next_call())
+    inserted = front_end.insert_message("sees", prompt, images=[large.ref(at)])
+    aborted = front_end.insert_message("aborted", prompt, images=[large.ref(at)])
+    front_end.send(sent)
+    tracemalloc.start()
+    harness.read_commands(1)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < len(large.pixels) // 2, "no copy of the pixels"
+    front_end.send(inserted)
+    front_end.send(aborted)
+    harness.read_commands(2)
+    assert isinstance(front_end.abort("aborted"), Done)
+    assert isinstance(front_end.insert("other"), Accepted)
+    made = len(front_end.tokens["text"])
+    harness.run_until(lambda: front_end.read() or len(front_end.tokens["text"]) > made + 5)
+    assert not hashed.threads
+    seen = len(front_end.replies)
+    hashed.gate.set()
+    harness.run_until(lambda: front_end.read() or len(front_end.replies) == seen + 3)
+    first, second, third = front_end.replies[seen:]
+    assert isinstance(first, Done)
+    assert isinstance(second, Accepted)
+    assert isinstance(third, Rejected)
+    assert [first.call, second.call, third.call] == [sent.call, inserted.call, aborted.call]
+    assert third.code == "aborted"
+    assert threading.current_thread() not in hashed.threads
+    assert len(hashed.threads) == 1
+    front_end.wait_for_end("sees")
+    assert front_end.tokens["sees"] == expected([5], large, [6])
+
+
+def test_a_wrong_image_costs_another_front_end_of_its_scope_no_request(
+    make_harness: Callable[..., Harness], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both send one hash: the first, with other pixels, is refused, and the other's insert wants the image again.
+    Beyond `queue_max` none waits for one image."""
+    hashed = GatedHash(monkeypatch)
+    harness = make_harness(CONFIG, queue_max=2)
+    wrong, right = harness.front_end(), harness.front_end()
+    forged = msgspec.structs.replace(ONE.put(wrong.epoch, 70), pixels=memoryview(OTHER.pixels))
+    prompt, ((_, at),) = prompt_of([5], ONE, [6])
+    waiting = [
+        ONE.put(right.epoch, right.next_call()),
+        right.insert_message("r", prompt, images=[ONE.ref(at)]),
+        right.insert_message("one too many", prompt, images=[ONE.ref(at)]),
+    ]
+    wrong.send(forged)
+    harness.read_commands(1)
+    for message in waiting:
+        right.send(message)
+    full = right.next_reply()
+    assert isinstance(full, Rejected)
+    assert (full.request, full.code) == ("one too many", "overloaded")
+    hashed.gate.set()
+    refused = wrong.next_reply()
+    assert isinstance(refused, Rejected)
+    assert (refused.call, refused.code) == (70, "bad_request")
+    assert harness.actor.lifecycle.image_numbers() == {"images": 0, "image_pixels_bytes": 0}
+    seen = right.replies.index(full) + 1
+    harness.run_until(lambda: right.read() or len(right.replies) == seen + 2)
+    done, wanted = right.replies[seen:]
+    assert isinstance(done, Done)
+    assert isinstance(wanted, Rejected)
+    assert wanted.wanted == [ONE.hash]
+    assert isinstance(put(right, ONE), Done)
+    assert isinstance(insert(right, "r", [5], ONE, [6]), Accepted)
+    assert len(hashed.threads) == 2
 
 
 @pytest.mark.parametrize("scope", ["session", "key", None])
@@ -118,8 +219,6 @@ def test_an_image_that_is_not_what_it_says_is_refused(
     change: dict[str, Any], reason: str, make_harness: Callable[..., Harness]
 ) -> None:
     """By name, and nothing of it is held."""
-    import msgspec
-
     harness = make_harness(CONFIG)
     front_end = harness.front_end()
     reply = front_end.call(msgspec.structs.replace(ONE.put(front_end.epoch), **change))
@@ -137,8 +236,6 @@ def test_a_span_that_does_not_fit_is_refused(
     at: int, tokens: int, reason: str, make_harness: Callable[..., Harness]
 ) -> None:
     """Its features and the grids' agree, and spans are apart and within the prompt."""
-    import msgspec
-
     harness = make_harness(CONFIG)
     front_end = harness.front_end()
     put(front_end, ONE)

@@ -32,7 +32,7 @@ class RowImage:
     at: int
     tokens: int
     grids: Sequence[tuple[int, int]]
-    pixels: bytes
+    pixels: bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True)

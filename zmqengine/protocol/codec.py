@@ -51,17 +51,17 @@ class Decoder(Generic[M]):
         self._decoders = {MAGIC + cls.KIND: msgspec.msgpack.Decoder(cls) for cls in types}
         self._frame_bytes_max = frame_bytes_max
 
-    def decode(self, frames: Sequence[bytes]) -> M:
-        """The message in `[header, body]`.
+    def decode(self, frames: Sequence[bytes | memoryview]) -> M:
+        """The message in `[header, body]`; an image's pixels are a view of the body.
 
         Raises `BadRequest`, `TooLarge` or, for another version's magic, `UnsupportedProtocol`.
         """
         if len(frames) != 2:
             raise BadRequest(f"expected 2 frames (header, body), got {len(frames)}")
         header, body = frames
-        decoder = self._decoders.get(header)
+        decoder = self._decoders.get(bytes(header))
         if decoder is None:
-            raise _header_error(header)
+            raise _header_error(bytes(header))
         if len(body) > self._frame_bytes_max:
             raise TooLarge(f"a body of {len(body)} bytes is over the limit of {self._frame_bytes_max}")
         try:
@@ -94,7 +94,7 @@ class _OtherInsert(messages.Insert, frozen=True):
 _other_insert = msgspec.msgpack.Decoder(_OtherInsert)
 
 
-def _with_other_bias(body: bytes) -> messages.Insert | None:
+def _with_other_bias(body: bytes | memoryview) -> messages.Insert | None:
     """The insert whose `logit_bias` has decimal strings as keys or is a list of pairs; None if that is not its fault.
 
     Every field is decoded as its own type, so a refused body costs no more than two that are accepted.
@@ -120,7 +120,7 @@ def _integer(id_: int | str) -> int | str:
     return int(id_) if isinstance(id_, str) and id_.isdecimal() and str(int(id_)) == id_ else id_
 
 
-def read_addressee(body: bytes) -> Addressee:
+def read_addressee(body: bytes | memoryview) -> Addressee:
     """The call and request of a body that was refused, each if it can be read.
 
     One of them may be the fault itself: a refusal without its call would leave the front-end waiting.
@@ -133,7 +133,7 @@ _call = msgspec.msgpack.Decoder(_Call)
 _request = msgspec.msgpack.Decoder(_Request)
 
 
-def _read(decoder: msgspec.msgpack.Decoder[T], body: bytes) -> T | None:
+def _read(decoder: msgspec.msgpack.Decoder[T], body: bytes | memoryview) -> T | None:
     try:
         return decoder.decode(body)
     except (msgspec.MsgspecError, *_UNREADABLE):

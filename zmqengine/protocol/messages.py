@@ -278,7 +278,8 @@ class Image(Message, frozen=True, forbid_unknown_fields=True):
     epoch: Epoch
     hash: ImageHash
     grids: Grids
-    pixels: Annotated[bytes, Meta(min_length=1)]
+    pixels: Annotated[memoryview, Meta(min_length=1)]
+    """A view of the message, which may have tens of megabytes."""
     cache_scope: CacheScope | None = None
 
 

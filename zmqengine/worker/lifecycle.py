@@ -17,7 +17,7 @@ from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.preparing.preparer import LaneName, Preparation, Preparer, preparation_of
 from zmqengine.worker.preparing.prompt_disk import PromptDisk
 from zmqengine.worker.requests.deadlines import Deadlines
-from zmqengine.worker.requests.images import ImageStore
+from zmqengine.worker.requests.images import ImageStore, SettledImage
 from zmqengine.worker.requests.live_request import LiveRequest
 from zmqengine.worker.requests.ticket import Ticket
 from zmqengine.worker.scheduler.scheduler import Scheduler
@@ -58,6 +58,7 @@ class Lifecycle:
                 model.vision,
                 bytes_max=memory.pixels_bytes_max,
                 patches_max=context.limits.image_patches_max,
+                wake=context.shared_status.wakeup.wake,
             )
         self._deadlines = Deadlines()
         self._live: dict[LiveRequest, None] = {}
@@ -160,10 +161,14 @@ class Lifecycle:
         return request, preparation
 
     def keep_image(self, image: Image, session: Session) -> None:
-        """Keep an image for requests. Raises `BadRequest` or `Overloaded`."""
+        """Keep an image for requests. Raises `BadRequest`, `Overloaded` or, until its hash is known, `ImageArrives`."""
         if self.images is None:
             raise BadRequest(no_vision(self._context.model.name))
         self.images.put(image, self._cache_scope(image.cache_scope, session), self.retry_after_ms())
+
+    def settled_images(self) -> Sequence[SettledImage]:
+        """Images whose hash has become known since the last call."""
+        return [] if self.images is None else self.images.settled()
 
     def take_prepared(self, now_s: float) -> None:
         """Enqueue the requests whose preparation is done, and advance the restoring of prompts from disk."""
@@ -321,3 +326,5 @@ class Lifecycle:
     def close(self) -> None:
         """Cancel running preparations."""
         self._preparer.close()
+        if self.images is not None:
+            self.images.close()

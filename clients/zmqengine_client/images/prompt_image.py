@@ -25,7 +25,7 @@ class PromptImage:
 
     def message(self, call: int, epoch: bytes, cache_scope: CacheScope | None, pixels: bytes) -> Image:
         """The command that has its pixels."""
-        return Image(call, epoch, self.ref.hash, self.ref.grids, pixels, cache_scope)
+        return Image(call, epoch, self.ref.hash, self.ref.grids, memoryview(pixels), cache_scope)
 
 
 def no_room(images: Sequence[PromptImage]) -> ZmqEngineError:

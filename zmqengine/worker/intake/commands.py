@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from zmqengine.errors import (
     Aborted,
@@ -49,6 +50,7 @@ from zmqengine.vision_card import check_images
 from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.intake.sessions import SessionTable
 from zmqengine.worker.lifecycle import Lifecycle
+from zmqengine.worker.requests.images import SettledImage
 from zmqengine.worker.requests.live_request import LiveRequest, Phase
 from zmqengine.worker.wire.session import Session
 
@@ -77,7 +79,11 @@ class CommandHandler:
         self._lifecycle = lifecycle
 
     def handle(self, command: Command, route: bytes, user: str, now_s: float, peer: str = "") -> CommandReply:
-        """Carry out one command of `user` and, as far as it is known, `peer`. Errors become a `Rejected`."""
+        """Carry out one command of `user` and, as far as it is known, `peer`. Errors become a `Rejected`.
+
+        Raises `ImageArrives` for a command that sends or names an image whose hash is not known yet: to be carried out
+        again.
+        """
         try:
             if isinstance(command, Hello):
                 return self._hello(command, route, user, now_s, peer)
@@ -88,6 +94,10 @@ class CommandHandler:
             return self._handle_in_session(command, session, now_s)
         except ZmqEngineError as error:
             return self.rejection(error, command.call, getattr(command, "request", None))
+
+    def settled_images(self) -> Sequence[SettledImage]:
+        """Images whose hash has become known since the last call."""
+        return self._lifecycle.settled_images()
 
     def rejection(self, error: ZmqEngineError, call: int, request: str | None) -> Rejected:
         """The refusal of a command, counted and logged."""

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import zmq
+from msgspec.structs import replace
 
 from zmqengine.errors import BadRequest, InternalError, Overloaded, ZmqEngineError
-from zmqengine.protocol.codec import command_decoder, encode, read_addressee
-from zmqengine.protocol.messages import Command, Hello, Resume
+from zmqengine.protocol.codec import Addressee, command_decoder, encode, read_addressee
+from zmqengine.protocol.messages import Command, Done, Hello, Image, Resume
 from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.intake.commands import REPLAY_BYTES_MAX, CommandHandler
 from zmqengine.worker.intake.sessions import SessionTable
+from zmqengine.worker.requests.images import ImageArrives, Name, SettledImage
 from zmqengine.worker.telemetry.counters import PassReport
 from zmqengine.worker.wire.abuse_limiter import AbuseLimiter
 from zmqengine.worker.wire.senders import process_of, user_of
@@ -37,10 +41,19 @@ UNREAD_BYTES_MAX = 1 << 20
 """Maximum bytes of unread long replies of one connection."""
 
 
+class _Received(NamedTuple):
+    """A command that waits for an image, with its connection and user."""
+
+    command: Command
+    route: bytes
+    user: str
+
+
 class Inbox:
     """Reads both sockets for a bounded time. `with_users`: connections have keys, which own sessions.
 
     An internal error ends only the message that caused it: an insert is answered, and the worker continues.
+    A command that sends or names an image whose hash is being computed is answered once that is known.
     """
 
     def __init__(
@@ -52,6 +65,12 @@ class Inbox:
         self._sessions = sessions
         self._counters = context.counters
         self._decoder = command_decoder(context.limits.frame_bytes_max)
+        self._wake = context.shared_status.wakeup.wake
+        self._limits = context.limits
+        # For each image: the command that sent it, then others that send or name it.
+        self._waiting: dict[Name, list[_Received]] = {}
+        self._waiting_behind = 0
+        self._ready: deque[_Received] = deque()
         self._with_users = context.config.uses_curve
         self._clock = context.clock
         self._subscription_offenders = AbuseLimiter(WRONG_SUBSCRIPTIONS_MAX)
@@ -87,12 +106,20 @@ class Inbox:
         """Carry out and answer waiting commands; returns the number of them."""
         handled = 0
         until_s = self._clock() + COMMANDS_SECONDS_MAX
+        for settled in self._commands.settled_images():
+            self._image_settled(settled)
         for _ in range(MESSAGES_MAX):
-            if not _is_readable(self._cmd):
+            if self._ready:
+                received = self._ready.popleft()
+                self._handle(received, now_s)
+            elif not _is_readable(self._cmd):
                 break
-            handled += self._command(now_s)
+            else:
+                handled += self._command(now_s)
             if self._clock() >= until_s:
                 break
+        if self._ready:
+            self._wake()
         self._counters.commands += handled
         return handled
 
@@ -146,49 +173,100 @@ class Inbox:
         if self._skipping:
             self._skipping = first.more
             return False
-        parts: list[bytes] = []
+        parts: list[bytes | memoryview] = []
         more = first.more
-        while more and len(parts) < 3:
+        if more:
             parts.append(self._cmd.recv(zmq.DONTWAIT))
             more = self._cmd.getsockopt(zmq.RCVMORE)
+        while more and len(parts) < 3:
+            # The body may be an image: it is read where it lies.
+            body: Any = self._cmd.recv(zmq.DONTWAIT, copy=False)
+            parts.append(body.buffer)
+            more = body.more
         # The rest of a message with very many parts is dropped within the bounds of this pass and the next ones.
         self._skipping = bool(more)
         user = user_of(first) if self._with_users else ""
-        self._reply(first.bytes, *self._answer(first, parts, user, now_s))
+        self._receive(first, parts, user, now_s)
         return True
 
-    def _answer(self, first: zmq.Frame, parts: list[bytes], user: str, now_s: float) -> tuple[bytes, bytes]:
+    def _receive(
+        self, first: zmq.Frame, parts: Sequence[bytes | memoryview], user: str, now_s: float
+    ) -> None:
+        route = first.bytes
         try:
             command: Command = self._decode(parts)
         except ZmqEngineError as error:
             self._command_offenders.strike(first)
-            return self._rejection(error, parts)
-        if isinstance(command, Resume | Hello) and not self._replies.has_room(first.bytes, REPLAY_BYTES_MAX):
+            self._reject(route, error, read_addressee(parts[1] if len(parts) == 2 else b""))
+            return
+        if isinstance(command, Resume | Hello) and not self._replies.has_room(route, REPLAY_BYTES_MAX):
             full = Overloaded("first read the replies you have asked for", retry_after_ms=100)
-            return self._rejection(full, parts)
+            self._reject(route, full, _addressee(command))
+            return
         peer = user or process_of(first) if isinstance(command, Hello) else ""
-        try:
-            return encode(self._commands.handle(command, first.bytes, user, now_s, peer))
-        except Exception as error:
-            kind, request = type(command).__name__, getattr(command, "request", None)
-            log.error("internal error in a command", exc_info=error, extra={"kind": kind, "request": request})
-            return self._rejection(
-                InternalError(f"the worker failed at this {kind.lower()}; see its log"), parts
-            )
+        self._handle(_Received(command, route, user), now_s, peer)
 
-    def _decode(self, parts: list[bytes]) -> Command:
+    def _handle(self, received: _Received, now_s: float, peer: str = "") -> None:
+        """Carry out a command and answer it, now or when the image that it needs has arrived."""
+        command, route, user = received
+        try:
+            reply = self._commands.handle(command, route, user, now_s, peer)
+            self._reply(route, *encode(reply))
+        except ImageArrives as wait:
+            self._wait(received, wait.name)
+        except Exception as error:
+            kind, addressee = type(command).__name__, _addressee(command)
+            log.error(
+                "internal error in a command",
+                exc_info=error,
+                extra={"kind": kind, "request": addressee.request},
+            )
+            failed = InternalError(f"the worker failed at this {kind.lower()}; see its log")
+            self._reject(route, failed, addressee)
+
+    def _wait(self, received: _Received, name: Name) -> None:
+        waiting = self._waiting.setdefault(name, [])
+        if waiting and self._waiting_behind >= self._limits.queued_max:
+            full = Overloaded("too many requests wait for images to arrive", retry_after_ms=100)
+            self._reject(received.route, full, _addressee(received.command))
+            return
+        command = received.command
+        if isinstance(command, Image):
+            # The store has the pixels that count.
+            received = received._replace(command=replace(command, pixels=command.pixels[:0]))
+        self._waiting_behind += bool(waiting)
+        waiting.append(received)
+
+    def _image_settled(self, settled: SettledImage) -> None:
+        """Answer the commands that sent an image, and let those that name it be carried out."""
+        waiting = self._waiting.pop(settled.name)
+        self._waiting_behind -= len(waiting) - 1
+        for place, received in enumerate(waiting):
+            command = received.command
+            if not isinstance(command, Image):
+                self._ready.append(received)
+            elif settled.error is None or place:
+                # Of several with one hash the first counts: if it was wrong, inserts want the image again.
+                self._reply(received.route, *encode(Done(command.call, command.epoch)))
+            else:
+                self._reject(received.route, settled.error, _addressee(command))
+
+    def _decode(self, parts: Sequence[bytes | memoryview]) -> Command:
         if len(parts) > 2:
             raise BadRequest("expected 2 frames (header, body), got more")
         return self._decoder.decode(parts)
 
-    def _rejection(self, error: ZmqEngineError, parts: list[bytes]) -> tuple[bytes, bytes]:
-        addressee = read_addressee(parts[1] if len(parts) == 2 else b"")
-        return encode(self._commands.rejection(error, addressee.call, addressee.request))
+    def _reject(self, route: bytes, error: ZmqEngineError, addressee: Addressee) -> None:
+        self._reply(route, *encode(self._commands.rejection(error, addressee.call, addressee.request)))
 
     def _reply(self, route: bytes, header: bytes, body: bytes) -> None:
         if not self._replies.send(route, header, body):
             # The front-end is gone or does not read; it repeats the command if it still needs the answer.
             log.debug("reply dropped")
+
+
+def _addressee(command: Command) -> Addressee:
+    return Addressee(command.call, getattr(command, "request", None))
 
 
 def _is_readable(socket: zmq.Socket[bytes]) -> bool:

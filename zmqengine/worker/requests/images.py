@@ -1,10 +1,16 @@
-"""Images that front-ends sent: pixels by scope and hash, within a bound."""
+"""Images that front-ends sent: pixels by scope and hash, within a bound.
+
+Pixels stay where the socket received them, and a thread computes their hash: the actor touches no byte of them.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
 
 from zmqengine.engine.interface import RowImage
 from zmqengine.errors import BadRequest, ImageWanted, NeverFits, Overloaded
@@ -13,11 +19,28 @@ from zmqengine.vision_card import VisionCard, check_patches, image_hash
 
 Name = tuple[str, bytes]
 """Scope and hash."""
+SETTLED_MAX = 64
+"""Images whose hash is taken over at a time; as many as a request may name."""
+
+
+class ImageArrives(Exception):
+    """The hash of an image that a command sends or names is being computed: the command waits for `settled`."""
+
+    def __init__(self, name: Name) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+class SettledImage(NamedTuple):
+    """An image whose hash has become known: it is held, or the one that it was sent with is wrong."""
+
+    name: Name
+    error: BadRequest | None
 
 
 @dataclass(slots=True)
 class _Held:
-    pixels: bytes
+    pixels: memoryview
     grids: list[tuple[int, int]]
     users: int = 0
     """Requests that have not ended and need it."""
@@ -27,46 +50,83 @@ class ImageStore:
     """Pixels of images, `bytes_max` together. Those that no request needs go when others need the room, the least
     recently used first.
 
-    An image is found only in the scope that it was sent for: who knows a hash has not seen the image.
+    An image is found only in the scope that it was sent for: who knows a hash has not seen the image. `wake` is called
+    from a thread when a hash is known.
     """
 
-    def __init__(self, card: VisionCard, *, bytes_max: int, patches_max: int) -> None:
+    def __init__(
+        self, card: VisionCard, *, bytes_max: int, patches_max: int, wake: Callable[[], None]
+    ) -> None:
         self.bytes_max = bytes_max
         self.bytes = 0
         self._card = card
         self._patches_max = patches_max
         self._held: OrderedDict[Name, _Held] = OrderedDict()
+        # Images in the order in which their hashes are computed, in room that is theirs already.
+        self._arriving: dict[Name, tuple[Image, Future[bytes]]] = {}
+        self._hashing = ThreadPoolExecutor(1, thread_name_prefix="hash of an image")
+        self._wake = wake
 
     def __len__(self) -> int:
         return len(self._held)
 
     def put(self, image: Image, scope: str, retry_after_ms: int) -> None:
-        """Keep an image. Raises `BadRequest` for one that is not what it says, `Overloaded` without room."""
+        """Keep an image.
+
+        Raises `ImageArrives` until its hash is known, `BadRequest` for grids that are not those of the pixels, and
+        `Overloaded` without room.
+        """
         card, size = self._card, len(image.pixels)
         card.features(image.grids)
         check_patches(image.grids, card, self._patches_max)
         expected = card.patches(image.grids) * card.patch_bytes
         if size != expected:
             raise BadRequest(f"pixels: {size} bytes, the grids have {expected}")
-        held = self._held.get((scope, image.hash))
-        if held is None:
-            # The contents of one that is held are known by its hash.
-            if image_hash(card.kind, image.grids, image.pixels) != image.hash:
-                raise BadRequest(f"hash: it is not that of kind {card.kind!r}, the grids and the pixels")
+        name = (scope, image.hash)
+        # The contents of one that is held are known by its hash.
+        if name in self._held:
+            self._held.move_to_end(name)
+            return
+        if name not in self._arriving:
             if not self._make_room(size):
                 raise Overloaded(
                     f"images of requests that have not ended take {self.bytes} of the {self.bytes_max} bytes for "
                     f"images, and this one has {size}",
                     retry_after_ms=retry_after_ms,
                 )
-            self._held[scope, image.hash] = _Held(image.pixels, image.grids)
             self.bytes += size
-        self._held.move_to_end((scope, image.hash))
+            digest = self._hashing.submit(image_hash, card.kind, image.grids, image.pixels)
+            self._arriving[name] = (image, digest)
+            digest.add_done_callback(lambda _: self._wake())
+        raise ImageArrives(name)
+
+    def settled(self) -> list[SettledImage]:
+        """Images whose hash has become known since the last call; those without an error are held."""
+        found = []
+        for name, (image, digest) in list(islice(self._arriving.items(), SETTLED_MAX)):
+            if not digest.done():
+                break
+            del self._arriving[name]
+            error = None
+            if digest.result() == image.hash:
+                self._held[name] = _Held(image.pixels, image.grids)
+            else:
+                self.bytes -= len(image.pixels)
+                error = BadRequest(
+                    f"hash: it is not that of kind {self._card.kind!r}, the grids and the pixels"
+                )
+            found.append(SettledImage(name, error))
+        return found
+
+    def close(self) -> None:
+        """Compute no further hash."""
+        self._hashing.shutdown(wait=False, cancel_futures=True)
 
     def take(self, images: Sequence[ImageRef], scope: str) -> list[RowImage]:
         """The images of a request, held until `release`. Raises `ImageWanted` with those that are not held.
 
-        Raises `NeverFits` for images that are too many to be held at once.
+        Raises `ImageArrives` while the hash of one is not known, and `NeverFits` for images that are too many to be
+        held at once.
         """
         names = {image.hash: (scope, image.hash) for image in images}
         patches = sum(self._card.patches(grids) for grids in {one.hash: one.grids for one in images}.values())
@@ -75,9 +135,12 @@ class ImageStore:
                 f"images: they have {bytes_} bytes of pixels, the worker holds {self.bytes_max}: send fewer or smaller "
                 "ones, or raise --memory-limit"
             )
-        wanted = [hash_ for hash_, name in names.items() if name not in self._held]
+        missing = {hash_: name for hash_, name in names.items() if name not in self._held}
+        wanted = [hash_ for hash_, name in missing.items() if name not in self._arriving]
         if wanted:
             raise ImageWanted(f"images: {len(wanted)} of {len(names)} are not held here: send them", wanted)
+        for name in missing.values():
+            raise ImageArrives(name)
         rows = []
         for image in images:
             held = self._held[scope, image.hash]
