@@ -22,7 +22,8 @@ Name = tuple[str, bytes]
 """Scope and hash of an image."""
 
 # Patches of the first piece, on any machine, as many as a prefill chunk has tokens (step/pacing.py, TOKENS_START); and
-# the fewest of a piece (TOKENS_MIN there).
+# the fewest of a piece (TOKENS_MIN there). They count by their products: a patch of a large image, which attends to all
+# others, is many.
 _PATCHES_START = 256
 _PATCHES_MIN = 32
 # Products, attention and the merge differ by what the device is good at, and take turns: the slowest of the last pieces

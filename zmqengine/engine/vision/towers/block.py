@@ -14,7 +14,7 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm, RMSNorm
 
 from zmqengine.engine.models.arrays import activation
-from zmqengine.engine.vision.towers.cutting import ATTENTION_FLOATS, cuts
+from zmqengine.engine.vision.towers.cutting import ATTENTION_FLOATS, Filled, cuts
 
 SCORES_BYTES_MAX = 64 << 20
 """Attention scores of a piece: more tokens are cut by queries. On Metal a kernel holds none for most widths of heads,
@@ -45,14 +45,17 @@ class BlockShape(NamedTuple):
         """Multiplications of a token in the products of a block, as multiples of its width."""
         return 4 * self.width + (3 if self.gated else 2) * self.inner
 
-    def shares(self, tokens: int, seen: int) -> tuple[float, float, float]:
+    def shares(self, seen: int) -> tuple[float, float, float]:
         """Shares of queries, keys and values, of attention where a token sees `seen`, and of the rest.
 
-        They are parts of a block of `tokens` that all see each other.
+        They are parts of the products of a block: in a large image attention is many times those.
         """
-        whole = self.floats + ATTENTION_FLOATS * tokens
         projected = 3 * self.width
-        return projected / whole, ATTENTION_FLOATS * seen / whole, (self.floats - projected) / whole
+        return (
+            projected / self.floats,
+            ATTENTION_FLOATS * seen / self.floats,
+            (self.floats - projected) / self.floats,
+        )
 
 
 class Rotation(NamedTuple):
@@ -121,21 +124,23 @@ class TowerBlock(Module):
         """
         tiles, tokens, _ = states.shape
         seen = tokens if windows is None else max(group.shape[1] for group in windows.groups)
-        # A layer with windows does less: shares are of one without, so that a patch takes as long in each.
-        before, within, behind = self.shape.shares(tokens, seen)
-        is_whole = patches_max() >= tiles * tokens
+        before, within, behind = self.shape.shares(seen)
+        is_whole = patches_max() >= tiles * tokens * (before + within + behind)
         if is_whole:
             queries, keys, values = self._project(states, rotation)
         else:
-            projected = []
+            filled = [Filled(tokens, axis=2) for _ in range(3)]
             for start, end, patches in cuts(tokens, patches_max, tiles=tiles, share=before):
                 own_rotation = None if rotation is None else rotation.part(start, end)
-                projected.append(self._project(states[:, start:end], own_rotation))
-                yield list(projected[-1]), patches
-            queries, keys, values = (
-                mx.concatenate(list(part), axis=1) for part in zip(*projected, strict=True)
-            )
-            del projected
+                made = self._project(states[:, start:end], own_rotation)
+                for whole, part in zip(filled, made, strict=True):
+                    whole.put(start, part)
+                yield [whole.array for whole in filled], patches
+            queries, keys, values = (whole.array for whole in filled)
+            del filled, whole, part, made
+        if is_whole and windows is None:
+            # Or each piece would copy them.
+            keys, values = mx.contiguous(keys), mx.contiguous(values)
         attended = None
         tokens_max = tokens
         share = behind
@@ -149,20 +154,26 @@ class TowerBlock(Module):
             attended = yield from _windows_in_pieces(queries, keys, values, windows, patches_max, within)
         if is_whole:
             share += before
-        parts = []
+        after = Filled(tokens)
         for start, end, patches in cuts(tokens, patches_max, tiles=tiles, share=share, tokens_max=tokens_max):
-            own = attend(queries[:, start:end], keys, values) if attended is None else attended[:, start:end]
-            parts.append(self._add(states[:, start:end], own))
-            yield [parts[-1]], patches
-        return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=1)
+            own = (
+                attend(queries[:, :, start:end], keys, values) if attended is None else attended[:, start:end]
+            )
+            after.put(start, self._add(states[:, start:end], own))
+            yield [after.array], patches
+        return after.array
 
     def _project(self, states: mx.array, rotation: Rotation | None) -> tuple[mx.array, mx.array, mx.array]:
-        """Queries, keys and values of heads, [tiles, tokens, heads, width of a head] each."""
+        """Queries, keys and values, [tiles, heads, tokens, width of a head] each."""
         shape = self.shape
         queries, keys, values = mx.split(self.qkv(self.norm1(states)), 3, axis=-1)
         if shape.normed_heads:
             queries, keys = self.query_norm(queries), self.key_norm(keys)
-        queries, keys, values = (self._heads(part) for part in (queries, keys, values))
+        tiles, tokens, _ = states.shape
+        queries, keys, values = (
+            part.reshape(tiles, tokens, shape.heads, -1).transpose(0, 2, 1, 3)
+            for part in (queries, keys, values)
+        )
         if rotation is not None:
             queries, keys = rotate(queries, rotation), rotate(keys, rotation)
         return queries, keys, values
@@ -170,18 +181,13 @@ class TowerBlock(Module):
     def _add(self, states: mx.array, attended: mx.array) -> mx.array:
         """States of some tokens after the block, of those before it and of what their heads attended to."""
         shape = self.shape
-        attended = self.out(attended.reshape(states.shape))
+        attended = self.out(attended)
         states = states + (attended * self.scale1 if shape.scaled else attended)
         inputs = self.norm2(states)
         inner = self.up(inputs)
         inner = self._activation(self.gate(inputs)) * inner if shape.gated else self._activation(inner)
         made = self.down(inner)
         return states + (made * self.scale2 if shape.scaled else made)
-
-    def _heads(self, states: mx.array) -> mx.array:
-        """[tiles, tokens, heads, width of a head]"""
-        tiles, tokens, _ = states.shape
-        return states.reshape(tiles, tokens, self.shape.heads, -1)
 
 
 def norm_of(kind: str, width: int, eps: float) -> Module:
@@ -190,8 +196,8 @@ def norm_of(kind: str, width: int, eps: float) -> Module:
 
 
 def rotate(states: mx.array, rotation: Rotation) -> mx.array:
-    """Heads [tiles, tokens, heads, width] turned by their positions, in float32: number i with i + width / 2."""
-    cos, sin = rotation.cos[:, None], rotation.sin[:, None]
+    """Heads [tiles, heads, tokens, width] turned by their positions, in float32: number i with i + width / 2."""
+    cos, sin = rotation
     first, second = mx.split(states.astype(mx.float32), 2, axis=-1)
     turned = mx.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return turned.astype(states.dtype)
@@ -213,9 +219,9 @@ def axes_rotation(grid: tuple[int, int], row_freqs: mx.array, column_freqs: mx.a
 
 
 def _attend_windows(queries: mx.array, keys: mx.array, values: mx.array, windows: Windows) -> mx.array:
-    """Attention within windows: [tiles, tokens, heads, width of a head], as what it takes."""
+    """Attention within windows, [tiles, tokens, width]."""
     found = [attend(*_of_windows(group, queries, keys, values)) for group in windows.groups]
-    return _from_windows(found, queries, windows)
+    return _from_windows(found, queries.shape[0], windows)
 
 
 def _windows_in_pieces(
@@ -230,29 +236,33 @@ def _windows_in_pieces(
     found = []
     for group in windows.groups:
         own_queries, own_keys, own_values = _of_windows(group, queries, keys, values)
-        parts = []
-        count, tokens = own_queries.shape[:2]
+        count, _, tokens, _ = own_queries.shape
+        filled = Filled(tokens)
         for start, end, patches in cuts(tokens, patches_max, tiles=count, share=share):
-            parts.append(attend(own_queries[:, start:end], own_keys, own_values))
-            yield parts[-1:], patches
-        found.append(mx.concatenate(parts, axis=1))
-    return _from_windows(found, queries, windows)
+            filled.put(start, attend(own_queries[:, :, start:end], own_keys, own_values))
+            yield [filled.array], patches
+        found.append(filled.array)
+    return _from_windows(found, queries.shape[0], windows)
 
 
 def _of_windows(group: mx.array, *parts: mx.array) -> list[mx.array]:
-    """Heads [windows, tokens, heads, width of a head] of the windows of one size."""
-    return [part[:, group].reshape(-1, group.shape[1], *part.shape[2:]) for part in parts]
+    """Heads [windows, heads, tokens, width of a head] of the windows of one size."""
+    found = []
+    for part in parts:
+        _, heads, _, width = part.shape
+        own = part[:, :, group].transpose(0, 2, 1, 3, 4)
+        found.append(own.reshape(-1, heads, group.shape[1], width))
+    return found
 
 
-def _from_windows(found: Sequence[mx.array], queries: mx.array, windows: Windows) -> mx.array:
-    """Heads by window to heads by token, shaped as `queries`."""
-    tiles, _, heads, width = queries.shape
-    flat = [part.reshape(tiles, -1, heads, width) for part in found]
+def _from_windows(found: Sequence[mx.array], tiles: int, windows: Windows) -> mx.array:
+    """States by window to states by token, [tiles, tokens, width]."""
+    flat = [part.reshape(tiles, -1, part.shape[-1]) for part in found]
     return mx.concatenate(flat, axis=1)[:, windows.order]
 
 
 def attend(queries: mx.array, keys: mx.array, values: mx.array) -> mx.array:
-    """Attention of tokens to all of their tile: [tiles, tokens, heads, width of a head], as what it takes."""
-    queries, keys, values = (part.transpose(0, 2, 1, 3) for part in (queries, keys, values))
-    found = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=queries.shape[-1] ** -0.5)
-    return found.transpose(0, 2, 1, 3)
+    """Attention of heads [tiles, heads, tokens, width of a head] to all keys of their tile: [tiles, tokens, width]."""
+    tiles, _, tokens, width = queries.shape
+    found = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=width**-0.5)
+    return found.transpose(0, 2, 1, 3).reshape(tiles, tokens, -1)

@@ -12,7 +12,7 @@ import numpy as np
 
 from zmqengine.engine.vision.tower import WHOLE, Features
 from zmqengine.engine.vision.towers.block import SCORES_BYTES_MAX, TowerBlock
-from zmqengine.engine.vision.towers.cutting import MERGE_SHARE, cuts
+from zmqengine.engine.vision.towers.cutting import MERGE_SHARE, Filled, cuts
 
 PATCHES_MAX = 4096
 """Patches of tiles that are computed together. Larger products use a device no better, and a piece takes longer."""
@@ -160,28 +160,27 @@ class LayeredJob:
     def _embedded(self, pixels: np.ndarray) -> Pieces:
         """Embedded patches of some tiles."""
         tiles, tokens, numbers = pixels.shape
-        if self._patches_max >= tiles * tokens:
-            return self._encoder.patch(self._normal(pixels))
-        share = min(1.0, numbers / self._encoder.layers[0].shape.floats)
-        parts = []
+        share = numbers / self._encoder.layers[0].shape.floats
+        embedded = Filled(tokens)
         for start, end, patches in cuts(tokens, lambda: self._patches_max, tiles=tiles, share=share):
-            parts.append(self._encoder.patch(self._normal(pixels[:, start:end])))
-            yield parts[-1:], patches
-        return mx.concatenate(parts, axis=1)
+            embedded.put(start, self._encoder.patch(self._normal(pixels[:, start:end])))
+            yield [embedded.array], patches
+        return embedded.array
 
     def _merged(self, merge: Callable[..., mx.array], states: mx.array, grid: Grid) -> Pieces:
         """Features of states by `finish` or `deep` of the encoder, some rows of cells at a time."""
         states = states[:, self._encoder.extra_tokens :]
         tiles, tokens, _ = states.shape
         columns = grid[1]
-        band = columns * self._encoder.merge
-        parts = []
+        merged = self._encoder.merge
+        cells = Filled(tokens // merged**2)
         for start, end, patches in cuts(
-            tokens, lambda: self._patches_max, tiles=tiles, share=MERGE_SHARE, multiple=band
+            tokens, lambda: self._patches_max, tiles=tiles, share=MERGE_SHARE, multiple=columns * merged
         ):
-            parts.append(merge(states[:, start:end], grid=((end - start) // columns, columns)))
-            yield parts[-1:], patches
-        return mx.concatenate(parts, axis=1)
+            part = merge(states[:, start:end], grid=((end - start) // columns, columns))
+            cells.put(start // merged**2, part)
+            yield [cells.array], patches
+        return cells.array
 
 
 def _together(grids: Sequence[Grid]) -> Iterator[list[Grid]]:

@@ -57,9 +57,7 @@ class MuseSparkTower:
         patches, dtype = rows * columns, tower.patch_embedder.patch_embedding.weight.dtype
         numbers = args.patch_temporal * pixels.shape[1]
         embedded = []
-        for start, end, counted in cuts(
-            patches, patches_max, share=min(1.0, numbers / self._floats(patches))
-        ):
+        for start, end, counted in cuts(patches, patches_max, share=numbers / self._floats):
             colors = mx.array(pixels[start:end]).reshape(end - start, -1, 3).transpose(0, 2, 1)
             frame = ((colors.astype(mx.float32) / 255 - self._mean) / self._std).astype(dtype)
             frames = mx.tile(frame.reshape(end - start, -1), (1, args.patch_temporal))
@@ -77,11 +75,12 @@ class MuseSparkTower:
         tiles = functions._attention_tiles(grid_h=rows, grid_w=columns, tile=args.grid_size)
         for block, kind in zip(tower.layers, args.layer_types, strict=False):
             own_tiles = None if kind == "full_attention" else tiles
-            if patches_max() < patches:
+            whole = round(patches * (1 + self._attention_share(patches, own_tiles)))
+            if patches_max() < whole:
                 states = yield from self._parts(block, states, cos, sin, own_tiles, patches_max)
             else:
                 states = block(states, cos=cos, sin=sin, tiles=own_tiles)
-                yield [states], patches
+                yield [states], whole
         made = []
         band = columns * args.merge_size
         for start, end, counted in cuts(patches, patches_max, share=MERGE_SHARE, multiple=band):
@@ -96,9 +95,15 @@ class MuseSparkTower:
             yield made[-1:], counted
         yield [mx.concatenate(made)], 0
 
-    def _floats(self, patches: int) -> int:
-        """Multiplications of a patch in a layer, as multiples of the tower's width."""
-        return int(4 * self._args.hidden_size + 2 * self._args.intermediate_size + ATTENTION_FLOATS * patches)
+    @property
+    def _floats(self) -> int:
+        """Multiplications of a patch in the products of a layer, as multiples of the tower's width."""
+        return int(4 * self._args.hidden_size + 2 * self._args.intermediate_size)
+
+    def _attention_share(self, patches: int, tiles: Any) -> float:
+        """Attention of a patch as a part of its products, within tiles or to all."""
+        seen = patches if tiles is None else max(group.shape[1] for group in tiles[0])
+        return ATTENTION_FLOATS * seen / self._floats
 
     def _parts(
         self,
@@ -114,11 +119,8 @@ class MuseSparkTower:
         patches = states.shape[0]
         attended = None
         groups, order = tiles or ([], None)
-        seen = max((group.shape[1] for group in groups), default=patches)
-        # A layer with tiles does less: shares are of one without, so that a patch takes as long in each.
-        whole = self._floats(patches)
-        before, within = 3 * self._args.hidden_size / whole, ATTENTION_FLOATS * seen / whole
-        share = (self._floats(0) - 3 * self._args.hidden_size) / whole
+        before, within = 3 * self._args.hidden_size / self._floats, self._attention_share(patches, tiles)
+        share = 1 - before
         rope = self._functions._apply_vision_rope
         projected = []
         for start, end, counted in cuts(patches, patches_max, share=before):
