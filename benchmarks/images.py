@@ -1,6 +1,6 @@
 """Images in the engine, by the processor time of this process, so that other programs on the machine do not count.
 
-    python -m benchmarks.images silences [--rows 8] [--requests 12] [--side 32]
+    python -m benchmarks.images silences [--rows 8] [--steps 240] [--side 32]
     python -m benchmarks.images turns [--side 32]
     python -m benchmarks.images features DIRECTORY... --mlx-vlm PYTHON
 
@@ -28,6 +28,8 @@ from zmqengine.engine.host.blas import load_tuned_blas
 # Before MLX is imported, or it binds to the slow BLAS of its wheel.
 load_tuned_blas()
 
+import mlx.core as mx
+
 from benchmarks.other_process import ROOT, OtherProcess
 from zmqengine.bench.models.small_models import LLAMA, build_model
 from zmqengine.checkpoint.vision import recipe_of
@@ -37,8 +39,9 @@ from zmqengine.engine.open import find_device, find_ops, kv_kernels
 from zmqengine.engine.options import EngineOptions
 from zmqengine.engine.step.mlx_engine import MlxEngine
 from zmqengine.engine.vision.eye import Eye
-from zmqengine.engine.vision.towers.muse_spark import MuseSparkTower
+from zmqengine.engine.vision.towers.layered import LayeredTower, Normalisation
 from zmqengine.engine.vision.towers.opening import open_tower
+from zmqengine.engine.vision.towers.qwen import QwenVision
 from zmqengine.vision_card import VisionCard, image_hash
 
 WIDTH, VOCABULARY, TOKEN = 256, 4096, 4000
@@ -66,30 +69,23 @@ class Measured:
 
 def build_eye(side: int) -> tuple[Any, Eye]:
     """A random text model, and an eye whose features are as wide."""
-    muse = build_model(
+    encoder = QwenVision(
         {
-            "model_type": "muse_spark",
-            "image_token_id": TOKEN,
-            "text_config": {
-                "hidden_size": WIDTH, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16,
-                "num_hidden_layers": 1, "vocab_size": 8, "rms_norm_eps": 1e-5, "post_norm_eps": 1e-5,
-                "rope_parameters": {"rope_theta": 1e4}, "layer_rope_theta": [1e4], "layer_types": ["full_attention"],
-                "sliding_window": 32, "final_logit_softcapping": 20.0, "output_multiplier": 1.0,
-                "num_local_experts": 2, "num_experts_per_tok": 1, "moe_hidden_size": 8, "moe_intermediate_size": 8,
-            },
+            "model_type": "qwen3_vl",
             "vision_config": {
-                "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 12, "num_attention_heads": 2,
-                "patch_size": 14, "patch_temporal": 2, "merge_size": 2, "pos_emb_height": 32, "pos_emb_width": 32,
+                "hidden_size": 128, "intermediate_size": 512, "depth": 12, "num_heads": 2, "patch_size": 16,
+                "spatial_merge_size": 2, "num_position_embeddings": 2304, "out_hidden_size": WIDTH,
             },
-        },
-        0,
+        }
     )  # fmt: skip
+    mx.eval(encoder.parameters())
+    tower = LayeredTower(encoder, Normalisation(HALF, HALF), mx.float32, 0)
     card = VisionCard(
-        kind="muse_spark", patch=14, merge=2, resize="cells", placeholder=TOKEN, token=TOKEN,
-        pixels_min=784, pixels_max=(14 * side) ** 2,
+        kind="qwen3_vl", patch=16, merge=2, resize="area", placeholder=TOKEN, token=TOKEN,
+        pixels_max=(16 * side) ** 2,
     )  # fmt: skip
     model = open_model(build_model(TEXT, 0), *find_ops()).model
-    return model, Eye(card, MuseSparkTower(muse, HALF, HALF), model.embed)
+    return model, Eye(card, tower, model.embed)
 
 
 def build_engine(side: int, *, prompt_cache_bytes: int) -> tuple[MlxEngine, Eye]:
@@ -120,9 +116,16 @@ def request(row: int, side: int, card: VisionCard, *, has_image: bool) -> RowReq
 
 
 def measure(
-    engine: MlxEngine, card: VisionCard, first: int, rows: int, requests: int, side: int, *, has_image: bool
+    engine: MlxEngine,
+    card: VisionCard,
+    first: int,
+    rows: int,
+    steps: int,
+    side: int,
+    *,
+    has_image: bool,
 ) -> Measured:
-    """Let `rows` decode while requests come one after the other."""
+    """Let `rows` decode for `steps` steps, while requests come one after the other."""
     engine.insert([RowRequest(first + row, [7 + row] * 20, 100_000) for row in range(rows)])
     while engine.stats().rows_decoding < rows:
         engine.next()
@@ -130,18 +133,19 @@ def measure(
         engine.next()
     steps_s: list[float] = []
     made, started_s = 0, time.process_time()
-    for number in range(requests):
-        own = first + rows + number
+    own = first + rows
+    while len(steps_s) < steps:
+        own += 1
         engine.insert([request(own, side, card, has_image=has_image)])
         ended = False
-        while not ended:
+        while not ended and len(steps_s) < steps:
             before_s = time.process_time()
             result = engine.next()
             steps_s.append(time.process_time() - before_s)
             ended = any(token.row == own and token.finish for token in result.tokens)
             made += sum(token.row != own for token in result.tokens)
     seconds = time.process_time() - started_s
-    engine.remove(range(first, first + rows + requests))
+    engine.remove(range(first, own + 1))
     return Measured(steps_s, made / seconds)
 
 
@@ -152,17 +156,17 @@ def main() -> None:
 
 @main.command()
 @click.option("--rows", default=8, show_default=True, help="Rows that decode.")
-@click.option("--requests", default=12, show_default=True, help="Requests of each kind in a turn.")
+@click.option("--steps", default=240, show_default=True, help="Steps beside requests of each kind in a turn.")
 @click.option("--side", default=32, show_default=True, help="Patches a side of an image.")
 @click.option("--turns", default=3, show_default=True)
-def silences(rows: int, requests: int, side: int, turns: int) -> None:
+def silences(rows: int, steps: int, side: int, turns: int) -> None:
     """Print the longest steps beside both kinds, and their ratio."""
     engine, eye = build_engine(side, prompt_cache_bytes=0)
     found: dict[str, list[Measured]] = {"text": [], "images": []}
     for turn in range(turns + 1):
         for place, kind in enumerate(found):
             first = 1000 * (2 * turn + place)
-            result = measure(engine, eye.card, first, rows, requests, side, has_image=kind == "images")
+            result = measure(engine, eye.card, first, rows, steps, side, has_image=kind == "images")
             # The first turn warms up, and teaches the pace.
             if turn:
                 found[kind].append(result)

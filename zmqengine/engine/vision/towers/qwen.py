@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from mlx.nn.layers.activations import gelu
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear
@@ -122,14 +123,16 @@ def windows_of(grid: Grid, side: int) -> Windows | None:
     rows, columns = grid
     if rows <= side and columns <= side:
         return None
-    places = mx.arange(rows * columns).reshape(rows, columns)
-    groups: dict[tuple[int, ...], list[mx.array]] = {}
+    # A large image has a thousand windows: as many small arrays of MLX would be a long piece.
+    places = np.arange(rows * columns, dtype=np.int32).reshape(rows, columns)
+    groups: dict[tuple[int, ...], list[np.ndarray]] = {}
     for row in range(0, rows, side):
         for column in range(0, columns, side):
             part = places[row : row + side, column : column + side]
             groups.setdefault(part.shape, []).append(part.reshape(-1))
-    stacked = [mx.stack(group) for group in groups.values()]
-    return Windows(stacked, mx.argsort(mx.concatenate([group.reshape(-1) for group in stacked])))
+    stacked = [np.stack(group) for group in groups.values()]
+    order = np.argsort(np.concatenate([group.reshape(-1) for group in stacked])).astype(np.int32)
+    return Windows([mx.array(group) for group in stacked], mx.array(order))
 
 
 def arrays(found: Weights, config: dict[str, Any]) -> Weights:
