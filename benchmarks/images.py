@@ -3,24 +3,32 @@
     python -m benchmarks.images silences [--rows 8] [--steps 240] [--side 32]
     python -m benchmarks.images turns [--side 32]
     python -m benchmarks.images features DIRECTORY... --mlx-vlm PYTHON
+    python -m benchmarks.images users URL=MODEL URL=MODEL [--users 16] [--turns 3]
 
 `silences`: the longest step of an engine whose rows decode, beside text and beside images. `turns`: the first token of
 a second turn about an image, and about as much text. `features`: those of an image by a checkpoint's tower, and by
-mlx-vlm in an environment of its own. For the first two a random
+mlx-vlm in an environment of its own. `users`: tokens a second, by the clock, of servers of pico-eye that users ask
+about unlike images, all at once. For the first two a random
 text model of 4 million parameters reads the features of a random tower. Each request beside the rows is a prompt of
 600 tokens of text, or one with an image of `side` x `side` patches. What is compared takes turns.
 """
 
 from __future__ import annotations
 
+import base64
+import io
 import statistics
 import time
+import urllib.request
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 import numpy as np
 
 from zmqengine.engine.host.blas import load_tuned_blas
@@ -31,6 +39,7 @@ load_tuned_blas()
 import mlx.core as mx
 
 from benchmarks.other_process import ROOT, OtherProcess
+from tools.pico.eye import pictures
 from zmqengine.bench.models.small_models import LLAMA, build_model
 from zmqengine.checkpoint.vision import recipe_of
 from zmqengine.engine.interface import ModelInfo, RowImage, RowRequest
@@ -69,7 +78,7 @@ class Measured:
 
 def build_eye(side: int) -> tuple[Any, Eye]:
     """A random text model, and an eye whose features are as wide."""
-    encoder = QwenVision(
+    encoder: Any = QwenVision(
         {
             "model_type": "qwen3_vl",
             "vision_config": {
@@ -245,6 +254,55 @@ def features(directories: Sequence[Path], python: str, side: int, repeats: int) 
                     found["mlx-vlm"].append(made)
         here, there = (statistics.median(seconds) for seconds in found.values())
         click.echo(f"{card.kind:12} {here:.3f} s, mlx-vlm {there:.3f} s: {here / there:.2f}")
+
+
+@main.command()
+@click.argument("servers", nargs=-1, required=True)
+@click.option("--users", "count", default=16, show_default=True, help="Users who ask at the same time.")
+@click.option("--tokens", default=40, show_default=True, help="Tokens of an answer.")
+@click.option("--turns", default=3, show_default=True, help="Times that each server is asked.")
+def users(servers: Sequence[str], count: int, tokens: int, turns: int) -> None:
+    """Print tokens a second of each server, given as URL=MODEL, and their ratio to the first."""
+    found: dict[str, list[float]] = {server: [] for server in servers}
+    for turn in range(turns + 1):
+        for place, server in enumerate(servers):
+            url, _, model = server.partition("=")
+            first = (turn * len(servers) + place) * count
+            bodies = [_question(model, first + user, tokens) for user in range(count)]
+            started_s = time.perf_counter()
+            with ThreadPoolExecutor(count) as threads:
+                made = list(threads.map(partial(_answered, url), bodies))
+            # The first turn warms up.
+            if turn:
+                found[server].append(sum(made) / (time.perf_counter() - started_s))
+    base = statistics.median(found[servers[0]])
+    for server, speeds in found.items():
+        middle = statistics.median(speeds)
+        click.echo(
+            f"{server:50} {middle:.1f} tokens/s {[round(speed, 1) for speed in speeds]}: x{middle / base:.2f}"
+        )
+
+
+def _question(model: str, number: int, tokens: int) -> bytes:
+    """A body of chat completions about picture `number`, with an answer of exactly `tokens` where that can be asked."""
+    kinds, colors, places = pictures.SHAPES, list(pictures.COLORS), (number % 3, number // 3 % 3)
+    thing = pictures.Thing(kinds[number % len(kinds)], colors[number // len(kinds) % len(colors)], *places)
+    image = pictures.picture(pictures.Scene((thing,)))
+    # Unlike ones, whatever they show.
+    image.putpixel((0, 0), (number % 256, number // 256, 0))
+    written = io.BytesIO()
+    image.save(written, "PNG")
+    url = "data:image/png;base64," + base64.b64encode(written.getvalue()).decode()
+    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What do you see?"}]
+    body = {"model": model, "temperature": 0, "max_tokens": tokens, "ignore_eos": True}
+    return msgspec.json.encode({**body, "messages": [{"role": "user", "content": content}]})
+
+
+def _answered(url: str, body: bytes) -> int:
+    """Tokens of the answer."""
+    asked = urllib.request.Request(f"{url}/v1/chat/completions", body, {"content-type": "application/json"})
+    with urllib.request.urlopen(asked, timeout=600) as answer:
+        return int(msgspec.json.decode(answer.read())["usage"]["completion_tokens"])
 
 
 def mlx_vlm(python: str, directory: Path) -> OtherProcess:
