@@ -3,7 +3,7 @@
     python -m benchmarks.images silences [--rows 8] [--steps 240] [--side 32]
     python -m benchmarks.images turns [--side 32]
     python -m benchmarks.images features DIRECTORY... --mlx-vlm PYTHON
-    python -m benchmarks.images users URL=MODEL URL=MODEL [--users 16] [--turns 3]
+    python -m benchmarks.images users URL=MODEL URL=MODEL[=TEXT] [--users 16] [--turns 3]
 
 `silences`: the longest step of an engine whose rows decode, beside text and beside images. `turns`: the first token of
 a second turn about an image, and about as much text. `features`: those of an image by a checkpoint's tower, and by
@@ -262,13 +262,16 @@ def features(directories: Sequence[Path], python: str, side: int, repeats: int) 
 @click.option("--tokens", default=40, show_default=True, help="Tokens of an answer.")
 @click.option("--turns", default=3, show_default=True, help="Times that each server is asked.")
 def users(servers: Sequence[str], count: int, tokens: int, turns: int) -> None:
-    """Print tokens a second of each server, given as URL=MODEL, and their ratio to the first."""
+    """Print tokens a second of each server, given as URL=MODEL, and their ratio to the first.
+
+    Chat templates differ: TEXT behind a second "=" precedes the questions to a server, so that prompts are as long.
+    """
     found: dict[str, list[float]] = {server: [] for server in servers}
     for turn in range(turns + 1):
         for place, server in enumerate(servers):
-            url, _, model = server.partition("=")
+            url, model, *text = server.split("=", 2)
             first = (turn * len(servers) + place) * count
-            bodies = [_question(model, first + user, tokens) for user in range(count)]
+            bodies = [_question(model, first + user, tokens, *text) for user in range(count)]
             started_s = time.perf_counter()
             with ThreadPoolExecutor(count) as threads:
                 made = list(threads.map(partial(_answered, url), bodies))
@@ -283,7 +286,7 @@ def users(servers: Sequence[str], count: int, tokens: int, turns: int) -> None:
         )
 
 
-def _question(model: str, number: int, tokens: int) -> bytes:
+def _question(model: str, number: int, tokens: int, before: str = "") -> bytes:
     """A body of chat completions about picture `number`, with an answer of exactly `tokens` where that can be asked."""
     kinds, colors, places = pictures.SHAPES, list(pictures.COLORS), (number % 3, number // 3 % 3)
     thing = pictures.Thing(kinds[number % len(kinds)], colors[number // len(kinds) % len(colors)], *places)
@@ -295,7 +298,8 @@ def _question(model: str, number: int, tokens: int) -> bytes:
     url = "data:image/png;base64," + base64.b64encode(written.getvalue()).decode()
     content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What do you see?"}]
     body = {"model": model, "temperature": 0, "max_tokens": tokens, "ignore_eos": True}
-    return msgspec.json.encode({**body, "messages": [{"role": "user", "content": content}]})
+    first = [{"role": "system", "content": before}] if before else []
+    return msgspec.json.encode({**body, "messages": [*first, {"role": "user", "content": content}]})
 
 
 def _answered(url: str, body: bytes) -> int:
