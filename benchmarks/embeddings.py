@@ -1,10 +1,12 @@
-"""`python -m benchmarks.embeddings`: texts a second of a worker and of mlx-embeddings; and streams beside a flood.
+"""`python -m benchmarks.embeddings`: texts a second of a worker, mlx-embeddings and vllm-mlx; streams beside a flood.
 
 The model has the shape of all-MiniLM-L6 with random weights and pico-embed's tokenizer; texts are sentences and parts
-of pico's stories. Both are asked in turns. The worker is a process of its own, asked over ipc by clients that tokenize;
-mlx-embeddings computes in its process, one request after the other. `--others PYTHON` names a Python that has it; on a
-Linux CPU it wants the BLAS that zmqengine loads in LD_PRELOAD. Steps beside texts are timed in this process too, in
-processor time: other programs then lengthen no step.
+of pico's stories. All are asked in turns. The worker is a process of its own, asked over ipc by clients that tokenize;
+the others compute in their process, one request after the other. `--mlx-embeddings PYTHON` and `--vllm-mlx PYTHON` name
+a Python that has them; on a Linux CPU it wants the BLAS that zmqengine loads in LD_PRELOAD. With `--processor-time` a
+second is one of processor time, of client and worker together, as on a machine that is busy with other programs; set
+OPENBLAS_NUM_THREADS=1 then, as threads that wait for work count too. Steps beside texts are timed in this process too,
+in processor time.
 """
 
 from __future__ import annotations
@@ -17,12 +19,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
+import psutil
 
 # Before MLX, which binds to a BLAS when it is imported.
 from zmqengine.engine.open import open_mlx_engine  # isort: skip
@@ -78,7 +82,12 @@ def texts_of(count: int, seed: int) -> list[str]:
     raise AssertionError
 
 
-async def seconds_of_ours(address: str, requests: Sequence[Sequence[str]], clients: int) -> float:
+Clock = Callable[[], float]
+
+
+async def seconds_of_ours(
+    address: str, requests: Sequence[Sequence[str]], clients: int, clock: Clock
+) -> float:
     """Seconds for these requests by `clients` clients, each of which sends one after the other."""
     opened = [AsyncClient(address) for _ in range(clients)]
     try:
@@ -89,9 +98,9 @@ async def seconds_of_ours(address: str, requests: Sequence[Sequence[str]], clien
             for texts in waiting:
                 await client.embed(texts, priority=0)
 
-        started = time.perf_counter()
+        started = clock()
         await asyncio.gather(*(ask(client) for client in opened))
-        return time.perf_counter() - started
+        return clock() - started
     finally:
         await asyncio.gather(*(client.close() for client in opened))
 
@@ -188,8 +197,8 @@ def step_ms(engine: MlxEngine, flood: list[list[int]]) -> tuple[list[float], flo
 
 
 @contextmanager
-def worker_of(model: str, directory: Path) -> Iterator[str]:
-    """The address of a worker of a model."""
+def worker_of(model: str, directory: Path) -> Iterator[tuple[str, int]]:
+    """The address of a worker of a model, and the id of its process."""
     address = f"ipc://{directory}/w-{Path(model).name}/ctl"
     command = [
         "zmqengine",
@@ -205,7 +214,7 @@ def worker_of(model: str, directory: Path) -> Iterator[str]:
     process = subprocess.Popen([sys.executable, "-m", "zmqengine.cli.main", *command[1:]])
     try:
         asyncio.run(_ready(address))
-        yield address
+        yield address, process.pid
     finally:
         process.terminate()
         process.wait(60)
@@ -217,26 +226,44 @@ async def _ready(address: str) -> None:
 
 
 @click.command()
-@click.option("--others", help="A Python with mlx-embeddings; without one only the worker is measured.")
+@click.option("--mlx-embeddings", help="A Python with mlx-embeddings, to be measured too.")
+@click.option("--vllm-mlx", help="A Python with vllm-mlx, to be measured too.")
+@click.option("--processor-time", is_flag=True, help="Count processor time, not time on the clock.")
 @click.option("--rounds", default=3, show_default=True, help="Turns of each case.")
 @click.option("--texts", default=512, show_default=True, help="Texts of a case in a round.")
 @click.option("--chat", default="pico", show_default=True, help="Model of the streams beside the flood.")
-def main(others: str | None, rounds: int, texts: int, chat: str) -> None:
+@click.option("--flood", default=20_000, show_default=True, help="Texts beside the streams.")
+def main(
+    mlx_embeddings: str | None,
+    vllm_mlx: str | None,
+    processor_time: bool,
+    rounds: int,
+    texts: int,
+    chat: str,
+    flood: int,
+) -> None:
     """Print a table of texts a second, then the gaps of streams without and beside a flood."""
+    pythons = {"mlx-embeddings": mlx_embeddings, "vllm-mlx": vllm_mlx}
     directory = Path(tempfile.mkdtemp(prefix="ze-", dir="/tmp"))
     try:
         model = directory / "model"
         write_checkpoint(model)
-        with worker_of(str(model), directory) as address:
+        with worker_of(str(model), directory) as (address, process), ExitStack() as stack:
             script = Path(__file__).with_name("embeddings_of_others.py")
-            with OtherProcess([others, str(script), str(model)]) if others else nullcontext() as other:
-                for case, size, clients in (
-                    ("1", 1, 1),
-                    ("8", 8, 1),
-                    ("64", 64, 1),
-                    ("32 clients, 1", 1, 32),
-                ):
-                    _throughput(case, size, clients, address, other, rounds, texts)
+            name = "process_time" if processor_time else "perf_counter"
+            others = {
+                of: stack.enter_context(OtherProcess([python, str(script), of, str(model), name]))
+                for of, python in pythons.items()
+                if python
+            }
+            clock = partial(_processor_s, psutil.Process(process)) if processor_time else time.perf_counter
+            for case, size, clients in (
+                ("1", 1, 1),
+                ("8", 8, 1),
+                ("64", 64, 1),
+                ("32 clients, 1", 1, 32),
+            ):
+                _throughput(case, size, clients, address, others, rounds, texts, clock)
         for size in (1, 8, 64):
             text_ms, share = product_share(model, size)
             print(
@@ -256,10 +283,10 @@ def main(others: str | None, rounds: int, texts: int, chat: str) -> None:
                 f"{ratios[0]:.2f} x, p90 {ratios[1]:.2f} x, p99 {ratios[2]:.2f} x",
                 flush=True,
             )
-        with worker_of(chat, directory) as address:
+        with worker_of(chat, directory) as (address, _):
             for _ in range(rounds):
-                for name, flood in (("alone", []), ("beside a flood", texts_of(20_000, 9))):
-                    gaps = sorted(asyncio.run(gaps_ms(address, flood)))
+                for name, of_flood in (("alone", []), ("beside a flood", texts_of(flood, 9))):
+                    gaps = sorted(asyncio.run(gaps_ms(address, of_flood)))
                     print(
                         f"{STREAMS} streams {name}: ITL p50 {statistics.median(gaps):.2f} ms, "
                         f"p99 {gaps[int(len(gaps) * 0.99)]:.2f} ms",
@@ -269,20 +296,33 @@ def main(others: str | None, rounds: int, texts: int, chat: str) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+def _processor_s(worker: psutil.Process) -> float:
+    times = worker.cpu_times()
+    return time.process_time() + float(times.user + times.system)
+
+
 def _throughput(
-    case: str, size: int, clients: int, address: str, other: OtherProcess | None, rounds: int, texts: int
+    case: str,
+    size: int,
+    clients: int,
+    address: str,
+    others: Mapping[str, OtherProcess],
+    rounds: int,
+    texts: int,
+    clock: Clock,
 ) -> None:
-    ours, theirs = [], []
+    ours: list[float] = []
+    theirs: dict[str, list[float]] = {name: [] for name in others}
     for number in range(rounds):
         given = texts_of(texts, number)
         requests = [given[start : start + size] for start in range(0, texts, size)]
-        ours.append(texts / asyncio.run(seconds_of_ours(address, requests, clients)))
-        if other is not None:
-            theirs.append(texts / sum(other.seconds(list(each)) for each in requests))
-    line = f"{case} texts a request: {statistics.median(ours):,.0f} texts/s"
-    if theirs:
-        ratios = [mine / its for mine, its in zip(ours, theirs, strict=True)]
-        line += f"; mlx-embeddings {statistics.median(theirs):,.0f} ({statistics.median(ratios):.2f} x)"
+        ours.append(texts / asyncio.run(seconds_of_ours(address, requests, clients, clock)))
+        for name, other in others.items():
+            theirs[name].append(texts / sum(other.seconds(list(each)) for each in requests))
+    line = f"{case} texts a request: {statistics.median(ours):,.1f} texts/s"
+    for name, speeds in theirs.items():
+        ratios = [mine / its for mine, its in zip(ours, speeds, strict=True)]
+        line += f"; {name} {statistics.median(speeds):,.1f} ({statistics.median(ratios):.2f} x)"
     print(line, flush=True)
 
 

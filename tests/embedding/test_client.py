@@ -101,6 +101,8 @@ def test_a_worker_that_is_killed_costs_no_vector() -> None:
 
         expect_own(client.embed(given, on_progress=kill_once), given)
         assert client.counters.worker_restarts == 1
+    assert done == sorted(set(done)), "a vector came twice"
+    assert done[-1] == 1000
 
 
 def test_lost_frames_cost_no_vector() -> None:
