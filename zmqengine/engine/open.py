@@ -28,6 +28,7 @@ from zmqengine.engine.load.fingerprint import fingerprint  # noqa: E402
 from zmqengine.engine.load.loader import LoadedModel, Report, load  # noqa: E402
 from zmqengine.engine.load.open_model import OpenedModel, open_model  # noqa: E402
 from zmqengine.engine.load.tokenizer_export import ExportedTokenizer, with_vision  # noqa: E402
+from zmqengine.engine.models.cpu_ops import CpuOps  # noqa: E402
 from zmqengine.engine.models.mlx_lm import mlx_lm_version  # noqa: E402
 from zmqengine.engine.models.ops import Ops, PlainOps  # noqa: E402
 from zmqengine.engine.sampling.draw import PLAIN_DRAW, Draw, PlainDraw  # noqa: E402
@@ -188,8 +189,8 @@ def find_ops() -> tuple[Ops, Ops]:
         from zmqengine.engine.cuda.cuda_ops import QUANTISED_ROWS_MAX, CudaOps
 
         return CudaOps(), PlainOps(QUANTISED_ROWS_MAX)
-    plain = PlainOps()
-    return plain, plain
+    own = PlainOps() if on_gpu() else CpuOps()
+    return own, own
 
 
 def _open_model(

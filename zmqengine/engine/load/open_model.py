@@ -64,7 +64,7 @@ def open_model(
     until_s = time.perf_counter() + seconds_max
     report("opening the decoder", None)
     try:
-        weights = read_weights(model)
+        weights = read_weights(model, in_columns=ops.in_columns)
     except NotOfTheFamily as error:
         log.info("mlx-lm's own code runs this model", extra={"reason": str(error)})
         return OpenedModel(model, facts={"model_code": f"mlx-lm's: {error}"})

@@ -299,7 +299,10 @@ class _Attention:
         """Write keys and values of one layer, and attend; returns [rows, heads, width, dim]."""
         heads = self._layers[number].heads
         mask = self._masks[heads.window]
-        return self._ops.attend(qkv, heads, self.offset, self._caches[number], mask)
+        # The output of the last layer is unused where a prompt goes on.
+        is_last = number == len(self._layers) - 1
+        attend = self._ops.attend_lazily if is_last else self._ops.attend
+        return attend(qkv, heads, self.offset, self._caches[number], mask)
 
 
 def _by_token(attended: mx.array) -> mx.array:

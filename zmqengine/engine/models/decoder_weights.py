@@ -149,10 +149,11 @@ class DecoderWeights(NamedTuple):
     head: Linear
 
 
-def read_weights(model: Any) -> DecoderWeights:
+def read_weights(model: Any, *, in_columns: bool = False) -> DecoderWeights:
     """The weights of a model of mlx-lm, whose modules keep views of them. Raises NotOfTheFamily.
 
-    For a model with images: those of its `language_model`.
+    For a model with images: those of its `language_model`. `in_columns`: the weights of an output become a column in
+    memory, except in embeddings and mixtures of experts.
     """
     model = getattr(model, "language_model", model)
     package, _, name = type(model).__module__.rpartition(".")
@@ -165,7 +166,11 @@ def read_weights(model: Any) -> DecoderWeights:
     for layer in inner.layers:
         _check_layer(layer)
     head = inner.embed_tokens if model.args.tie_word_embeddings else model.lm_head
-    layers = tuple(_layer(layer, getattr(inner, "sliding_window", None)) for layer in inner.layers)
+    if in_columns and not model.args.tie_word_embeddings:
+        _put_in_columns(head)
+    layers = tuple(
+        _layer(layer, getattr(inner, "sliding_window", None), in_columns=in_columns) for layer in inner.layers
+    )
     # While weights were joined they were in memory twice.
     mx.clear_cache()
     return DecoderWeights(linear_of(inner.embed_tokens), layers, _norm(inner.norm), linear_of(head))
@@ -207,8 +212,10 @@ def _is_part(value: Any) -> bool:
     return isinstance(value, (Module, mx.array)) or (isinstance(value, list) and any(map(_is_part, value)))
 
 
-def _layer(layer: Any, window: int | None) -> Layer:
+def _layer(layer: Any, window: int | None, *, in_columns: bool) -> Layer:
     attention = layer.self_attn
+    if in_columns:
+        _put_in_columns(attention.o_proj)
     heads, key_heads = attention.n_heads, attention.n_kv_heads
     dim = linear_of(attention.q_proj).outputs // heads
     norms = None
@@ -219,7 +226,7 @@ def _layer(layer: Any, window: int | None) -> Layer:
         norms = QueryKeyNorms(queries, keys, both, attention.q_norm.eps)
     return Layer(
         _norm(layer.input_layernorm),
-        _joined([attention.q_proj, attention.k_proj, attention.v_proj]),
+        _joined([attention.q_proj, attention.k_proj, attention.v_proj], in_columns=in_columns),
         HeadShape(
             heads,
             key_heads,
@@ -232,12 +239,14 @@ def _layer(layer: Any, window: int | None) -> Layer:
         ),
         linear_of(attention.o_proj),
         _norm(layer.post_attention_layernorm),
-        _experts(layer.mlp) if "switch_mlp" in layer.mlp else _gated(layer.mlp),
+        _experts(layer.mlp) if "switch_mlp" in layer.mlp else _gated(layer.mlp, in_columns=in_columns),
     )
 
 
-def _gated(mlp: Any) -> Gated:
-    return Gated(_joined([mlp.gate_proj, mlp.up_proj]), linear_of(mlp.down_proj))
+def _gated(mlp: Any, *, in_columns: bool = False) -> Gated:
+    if in_columns:
+        _put_in_columns(mlp.down_proj)
+    return Gated(_joined([mlp.gate_proj, mlp.up_proj], in_columns=in_columns), linear_of(mlp.down_proj))
 
 
 def _experts(mlp: Any) -> Experts:
@@ -265,7 +274,7 @@ def _rotation(rope: Any) -> RotaryEmbedding:
     raise NotOfTheFamily(f"positions are a {kind.__name__}")
 
 
-def _joined(modules: Sequence[Any]) -> tuple[Linear, ...]:
+def _joined(modules: Sequence[Any], *, in_columns: bool) -> tuple[Linear, ...]:
     """Join products whose weights have equal form; their modules get views of the joined arrays."""
     parts = [linear_of(module) for module in modules]
     if len({_likeness(part) for part in parts}) > 1:
@@ -277,6 +286,8 @@ def _joined(modules: Sequence[Any]) -> tuple[Linear, ...]:
         for name in ("weight", "scales", "biases", "bias")
         if modules[0].get(name) is not None
     }
+    if in_columns and not parts[0].bits:
+        arrays["weight"] = _columns(arrays["weight"])
     mx.eval(arrays)
     for module, part, end in zip(modules, parts, ends, strict=True):
         for name, array in arrays.items():
@@ -285,6 +296,17 @@ def _joined(modules: Sequence[Any]) -> tuple[Linear, ...]:
             mx.eval(module[name])
     first = parts[0]
     return (_with_view(Linear(bits=first.bits, group_size=first.group_size, mode=first.mode, **arrays)),)
+
+
+def _put_in_columns(module: Any) -> None:
+    """Store the weights of a module that are not quantised so that those of an output are a column."""
+    if type(module) not in _QUANTISED:
+        module["weight"] = _columns(module["weight"])
+        mx.eval(module["weight"])
+
+
+def _columns(weight: mx.array) -> mx.array:
+    return mx.contiguous(weight.swapaxes(-1, -2)).swapaxes(-1, -2)
 
 
 def _likeness(part: Linear) -> object:

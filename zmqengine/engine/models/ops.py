@@ -32,6 +32,8 @@ class Ops(Protocol):
     """Packed steps of more tokens are padded to a multiple of it, so that products and buffers have few sizes."""
     quantised_rows_max: int
     """Maximum rows of MLX's own product with quantised weights; for more they are dequantised."""
+    in_columns: bool
+    """Whether products read weights fastest where those of an output are a column in memory."""
 
     def embed(self, tokens: mx.array, embedding: Linear) -> mx.array:
         """Hidden states of `tokens` [tokens]."""
@@ -70,6 +72,12 @@ class Ops(Protocol):
         """Write keys and values into the cache of a layer, and attend; returns [rows, heads, width, dim]."""
         ...
 
+    def attend_lazily(
+        self, qkv: QKV, heads: HeadShape, offset: mx.array | int, cache: Any, mask: Any
+    ) -> mx.array:
+        """As `attend`; what is not used is not computed."""
+        ...
+
     def variants(self, linear: Linear, rows: int) -> Mapping[str, Product]:
         """Kernel variants of the product for `rows` rows, by name. The first is the reference; others may be faster."""
         ...
@@ -99,6 +107,7 @@ class PlainOps:
     """
 
     tokens_multiple = 1
+    in_columns = False
 
     def __init__(self, quantised_rows_max: int = 1 << 30) -> None:
         self.quantised_rows_max = quantised_rows_max
@@ -166,6 +175,12 @@ class PlainOps:
         queries, keys, values = qkv
         keys, values = cache.update_and_fetch(keys, values)
         return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=heads.scale, mask=mask)
+
+    def attend_lazily(
+        self, qkv: QKV, heads: HeadShape, offset: mx.array | int, cache: Any, mask: Any
+    ) -> mx.array:
+        """See `Ops`."""
+        return self.attend(qkv, heads, offset, cache, mask)
 
     def variants(self, linear: Linear, rows: int) -> Mapping[str, Product]:
         """See `Ops`."""
