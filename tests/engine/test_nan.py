@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.engines import Run, finish, greedy, make_engine, step
 from tests.support.models import VOCAB_SIZE
+from zmqengine.engine.host.device import Device
 from zmqengine.engine.interface import RowRequest
 
 COUNT = 6
@@ -119,8 +120,8 @@ def test_a_row_that_spoils_in_decode_keeps_what_was_good(model, logprobs):
 
 
 def test_a_parked_row_with_a_bad_step_on_its_way_keeps_nothing(model):
-    """It is read again when it comes back, and fails there."""
-    engine = make_engine(Poisoned(model))
+    """It is read again when it comes back, and fails there. A GPU's first step is reported by the one after it."""
+    engine = make_engine(Poisoned(model), device=Device(is_gpu=True))
     prompt = [*LONG[:30], BAD]
     engine.insert([RowRequest(0, prompt, COUNT)])
     run = Run()

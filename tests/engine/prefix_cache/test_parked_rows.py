@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.engines import Run, alone, finish, make_engine, step
 from tests.support.models import VOCAB_SIZE
+from zmqengine.engine.host.device import Device
 from zmqengine.engine.interface import RowRequest, Sampling
 
 PROMPT = [(number * 7) % VOCAB_SIZE for number in range(40)]
@@ -43,7 +44,8 @@ def test_a_token_in_flight_is_reported_for_its_own_row(model: Any, name: str) ->
     rows = [RowRequest(number, **(same | wishes)) for number, wishes in enumerate(PAIRS[name])]
     wanted = [alone(model, row) for row in rows]
     assert wanted[0][0] != wanted[1][0]
-    engine = make_engine(model)
+    # A CPU reports a first token in the step that made it.
+    engine = make_engine(model, device=Device(is_gpu=True))
     in_flight(engine, rows)
     assert engine.insert([replace(row, row=10 + row.row) for row in reversed(rows)]) == []
     run = finish(engine)
@@ -53,7 +55,8 @@ def test_a_token_in_flight_is_reported_for_its_own_row(model: Any, name: str) ->
 def test_a_parked_row_is_not_resumed_from_another_scope(model: Any) -> None:
     """Another tenant's request with the same tokens computes its prompt, and is told of no cached token."""
     theirs = RowRequest(0, PROMPT, 8, cache_scope="theirs")
-    engine = make_engine(model)
+    # A CPU reports a first token in the step that made it.
+    engine = make_engine(model, device=Device(is_gpu=True))
     in_flight(engine, [theirs])
     engine.insert([replace(theirs, row=1, cache_scope="ours")])
     run = finish(engine)

@@ -99,10 +99,6 @@ class DecodeBatch:
         Rows draft only while `may_speculate()`. Tokens that had to land first are reported to `result`.
         """
         previous = self._in_flight
-        if previous is not None and previous.is_first and self._start_computes:
-            # To launch takes as long as a step: a first token would wait for it.
-            self._land(previous, result)
-            return None
         if previous is not None and self._must_land_first(previous, may_speculate):
             self._land(previous, result)
             previous = None
@@ -120,13 +116,20 @@ class DecodeBatch:
             self._shift = shift(self.rows)
         return Segment(inputs, self.kv.begin_step(inputs, idle=is_idle), shift=self._shift)
 
-    def complete(self, logits: mx.array, result: StepResult) -> None:
-        """Launch the step that `begin` began, with these `logits`, and report the tokens of the one before."""
+    def complete(self, logits: mx.array, result: StepResult, *, beside_prompts: bool = False) -> None:
+        """Launch the step that `begin` began, with these `logits`, and report the tokens of the one before.
+
+        Where the launch computes, a step with first tokens or `beside_prompts` is reported at once: its tokens would
+        wait for the next one, and maybe for another chunk.
+        """
         previous, self._in_flight = self._in_flight, self._launch(logits, self._block)
         if previous is not None:
             self._land(previous, result)
         if self._in_flight is not None and self._in_flight.sampled is None:
             self._sample(self._in_flight)
+        step = self._in_flight
+        if self._start_computes and step is not None and (step.is_first or beside_prompts):
+            self._land(step, result)
 
     def _launch(self, logits: mx.array, block: VerifyBlock | None) -> InflightStep:
         """Start the step, and sample unless masks must wait."""

@@ -125,7 +125,7 @@ class LengthBuckets:
                 segments.append(segment)
         logits = forward(model, [*segments, *chunk])
         for batch, own in zip(stepping, logits, strict=False):
-            batch.complete(own, result)
+            batch.complete(own, result, beside_prompts=bool(chunk))
         for batch in [*self._batches]:
             if batch.idle:
                 self._batches.remove(batch)
