@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from zmqengine.engine.embedding.activations import exp_minus
 from zmqengine.engine.host.backend import on_gpu
+from zmqengine.engine.models.cpu_math import exp_minus
 
 SCORES_MIN = 16_384
 """Fewer scores take MLX less time than the calls of the own softmax: it computes about 50 of them in a microsecond."""

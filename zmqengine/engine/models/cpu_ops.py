@@ -1,33 +1,25 @@
 """Operations of a decoder layer on a CPU, for models in float32.
 
 MLX computes exp for one number at a time on x86, 15 ns each: softmax took 60 % of a chunk of a long prompt. Prompts
-attend through NumPy, whose exp is vectorised; steps of rows in decode, and activations, by an exp of plain arithmetic,
-which compilers vectorise, in MLX's graph.
+attend through NumPy, whose exp is vectorised; steps of rows in decode, and activations, use `cpu_math` in MLX's graph.
 """
 
 from __future__ import annotations
 
-from functools import partial
-from math import log2
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
+from zmqengine.engine.models.cpu_math import exp_minus, silu
 from zmqengine.engine.models.decoder import WIDTH_MAX
 from zmqengine.engine.models.decoder_weights import HeadShape, Linear
 from zmqengine.engine.models.ops import QKV, PlainOps
 
-_LOG2_E = log2(np.e)
 # Added to scores of columns that a token does not see. Finite: padding that sees nothing must not become NaN.
 _UNSEEN = -1e30
 # Tokens of a prompt that attend at once: their scores stay in a core's cache for prompts of a few thousand tokens.
 _BLOCK_TOKENS = 64
-# 2**x for -1/2 <= x <= 1/2: its Taylor series, to the precision of float32.
-_POWERS = (1.0, 0.6931471806, 0.2402265070, 0.0555041087, 0.0096181291, 0.0013333558, 0.0001540353)
-# A float32 plus this number is a whole number in the lowest bits of the sum.
-_ROUNDING = 1.5 * 2**23
-_EXPONENT_BIAS, _EXPONENT_SHIFT, _EXPONENT_MAX = 127, 23, 126.0
 
 
 class CpuOps(PlainOps):
@@ -40,7 +32,7 @@ class CpuOps(PlainOps):
         if inputs.dtype != mx.float32:
             return super().gated(inputs, gate_up)
         gate, up = mx.split(self.product(inputs, *gate_up), 2, axis=-1)
-        return gate * up / (1.0 + exp2(gate * -_LOG2_E))
+        return silu(gate) * up
 
     def attend(self, qkv: QKV, heads: HeadShape, offset: mx.array | int, cache: Any, mask: Any) -> mx.array:
         """See `Ops`. A prompt is computed at once; heads with the same keys share a product in steps."""
@@ -52,7 +44,7 @@ class CpuOps(PlainOps):
         if width > WIDTH_MAX:
             return _attend_prompts(queries, keys, values, heads.scale, mask)
         key_heads, columns = keys.shape[1:3]
-        grouped = (queries * (heads.scale * _LOG2_E)).reshape(rows, key_heads, -1, dim)
+        grouped = (queries * heads.scale).reshape(rows, key_heads, -1, dim)
         scores = grouped @ keys.swapaxes(-1, -2)
         if mask is not None:
             if isinstance(mask, str):
@@ -62,11 +54,7 @@ class CpuOps(PlainOps):
             unseen = unseen[:, :, None] if unseen.ndim == 4 else unseen
             by_width = scores.reshape(rows, key_heads, -1, width, columns)
             scores = (by_width + unseen).reshape(scores.shape)
-        # `exp2`, without a call.
-        exponents = scores - scores.max(axis=-1, keepdims=True)
-        rounded = _rounded(exponents)
-        powers = _whole_powers(rounded.view(mx.int32)).view(mx.float32)
-        shares = _times_fraction(exponents, rounded, powers)
+        shares = exp_minus(scores.max(axis=-1, keepdims=True) - scores)
         found: mx.array = (shares @ values) / shares.sum(axis=-1, keepdims=True)
         return found.reshape(rows, count, width, dim)
 
@@ -77,39 +65,6 @@ class CpuOps(PlainOps):
         if qkv[0].shape[2] <= WIDTH_MAX:
             return self.attend(qkv, heads, offset, cache, mask)
         return super().attend(qkv, heads, offset, cache, mask)
-
-
-def exp2(exponents: mx.array) -> mx.array:
-    """2**`exponents` in float32, with exponents bounded to +-126."""
-    rounded = _rounded(exponents)
-    powers = _whole_powers(rounded.view(mx.int32)).view(mx.float32)
-    found: mx.array = _times_fraction(exponents, rounded, powers)
-    return found
-
-
-# In three parts: a traced function that is used for all shapes takes no `view`.
-@partial(mx.compile, shapeless=True)
-def _rounded(exponents: mx.array) -> mx.array:
-    return _bounded(exponents) + _ROUNDING
-
-
-@partial(mx.compile, shapeless=True)
-def _whole_powers(bits: mx.array) -> mx.array:
-    return (bits + _EXPONENT_BIAS) << _EXPONENT_SHIFT
-
-
-@partial(mx.compile, shapeless=True)
-def _times_fraction(exponents: mx.array, rounded: mx.array, powers: mx.array) -> mx.array:
-    rest = _bounded(exponents) - (rounded - _ROUNDING)
-    *lower, power = _POWERS
-    found = power * rest + lower[-1]
-    for power in lower[-2::-1]:
-        found = found * rest + power
-    return found * powers
-
-
-def _bounded(exponents: mx.array) -> mx.array:
-    return mx.minimum(mx.maximum(exponents, -_EXPONENT_MAX), _EXPONENT_MAX)
 
 
 def _attend_prompts(queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any) -> mx.array:
