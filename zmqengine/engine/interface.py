@@ -284,7 +284,7 @@ class Engine(Protocol):
 
     @property
     def step_tokens_max(self) -> int:
-        """Maximum number of tokens that one `next()` makes for a row."""
+        """Maximum number of tokens that one step makes for a row. A `next()` reports at most two steps."""
         ...
 
     @property
