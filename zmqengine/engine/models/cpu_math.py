@@ -17,6 +17,8 @@ fused = partial(mx.compile, shapeless=True)
 
 # exp(x) is P(x)^8: P is Taylor's polynomial of exp(x / 8). For x >= 0, 1 / P(x)^8 is exp(-x) to 1e-7, besides rounding.
 _EXP = [1 / math.factorial(power) / 8**power for power in range(8)]
+# Beyond them the results are nothing beside 1, and gradients would be those of infinity.
+_EXP_MAX, _ERFC_MAX = 88.0, 10.0
 # erfc(x) is 1 / P(x)^16 for x >= 0 to 3e-7: Abramowitz and Stegun, "Handbook of Mathematical Functions", 7.1.28; of
 # x / sqrt(2) here.
 _ERFC = [
@@ -35,7 +37,7 @@ def _polynomial(coefficients: Sequence[float], x: mx.array) -> mx.array:
 
 
 def _exp(x: mx.array) -> mx.array:
-    made = _polynomial(_EXP, x)
+    made = _polynomial(_EXP, mx.minimum(x, _EXP_MAX))
     made = made * made
     made = made * made
     return made * made
@@ -43,7 +45,7 @@ def _exp(x: mx.array) -> mx.array:
 
 @fused
 def exp_minus(x: mx.array) -> mx.array:
-    """exp(-x) for x >= 0, infinity too, to 1e-6."""
+    """exp(-x) for x >= 0, to 1e-6; 1e-31 for infinity."""
     return mx.reciprocal(_exp(x))
 
 
@@ -56,7 +58,7 @@ def _sigmoid_linear(x: mx.array, inner: mx.array) -> mx.array:
 def gelu(x: mx.array) -> mx.array:
     """GELU, to 3e-7 of x."""
     size = mx.abs(x)
-    power = _polynomial(_ERFC, size)
+    power = _polynomial(_ERFC, mx.minimum(size, _ERFC_MAX))
     power = power * power
     power = power * power
     power = power * power
