@@ -18,7 +18,8 @@ def check_linear(make: Callable[[int], T], work: Callable[[T], object], start: i
     """Assert that `work` on an input of twice the size takes at most `FACTOR_MAX` times as long.
 
     The size doubles from `start` to `most` until the work takes long enough to be measured. Between two sizes the time
-    may take a step, where some limit leads to another way; so the next doubling may show it as well.
+    may take a step, where some limit leads to another way or a cache is full; so two further doublings may show it as
+    well. What grows with the square fails in all of them.
     """
     size = start
     while (seconds := _seconds(make, work, size)) < ENOUGH_S:
@@ -26,7 +27,7 @@ def check_linear(make: Callable[[int], T], work: Callable[[T], object], start: i
             return
         size = min(2 * size, most)
     factors = []
-    for measured in (size, 2 * size):
+    for measured in (size, 2 * size, 4 * size):
         if measured > size:
             seconds = _seconds(make, work, measured)
         for _ in range(TRIES):
@@ -35,7 +36,7 @@ def check_linear(make: Callable[[int], T], work: Callable[[T], object], start: i
                 return
             seconds = max(seconds, _seconds(make, work, measured))
     raise AssertionError(
-        f"from {size} and from {2 * size} on, doubling multiplies the time by {min(factors):.1f}"
+        f"from {size}, {2 * size} and {4 * size} on, doubling multiplies the time by {min(factors):.1f}"
     )
 
 
