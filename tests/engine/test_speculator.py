@@ -238,6 +238,8 @@ def test_a_draft_model_is_tried_again_after_ever_more_polls(model):
     engine.insert([RowRequest(0, [1, 2, 3], 700)])
     drafted: list[int] = []
     while engine.stats().rows_decoding or engine.stats().rows_prefilling:
+        # On a machine with other work a draft may seem to cost too much to be tried.
+        source.token_s = 0.0
         drafted += [engine.stats().steps] * len(engine.next().drafts)
     trials = [drafted[0], *(after for before, after in pairwise(drafted) if after > before + 20)]
     print(f"tried in steps {trials}")
