@@ -186,9 +186,8 @@ def test_a_step_takes_and_gives_back_no_large_buffer(models, shape):
         mx.reset_peak_memory()
         engine.next()
         taken.append(mx.get_peak_memory() - before)
-    # A quarter of the steps may make a block for the prefix cache, and one grows the caches. The keys of one of two
-    # layers are a quarter; attention takes a few numbers for each column.
-    assert sorted(taken)[24] < engine.memory().kv / 4
+    # A quarter of the steps may make a block for the prefix cache, and one grows the caches.
+    assert sorted(taken)[24] < engine.memory().kv / 10
     engine.close()
 
 
