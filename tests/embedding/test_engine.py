@@ -13,7 +13,8 @@ import pytest
 
 from tests.embedding.checkpoints import case, engine_of, run, write
 from zmqengine.checkpoint.recipe import read_recipe
-from zmqengine.engine.embedding import activations, attention, packing
+from zmqengine.engine.embedding import attention, packing
+from zmqengine.engine.embedding.encoders import activations
 from zmqengine.engine.embedding.engine import SHARED_STEP_S, EmbeddingEngine
 from zmqengine.engine.embedding.packing import Packed
 from zmqengine.engine.interface import ModelInfo, TextsRequest
@@ -398,7 +399,7 @@ def test_a_module_that_is_not_known_is_refused(tmp_path: Path) -> None:
 def test_the_own_softmax_is_that_of_mlx(
     monkeypatch: pytest.MonkeyPatch, window: int | None, key_heads: int
 ) -> None:
-    """For texts with so many scores that exp takes most of the time, among shorter ones, with scores of all sizes."""
+    """Padded texts of three lengths, above the number of scores from which the own softmax is used."""
     packed = Packed([[1] * length for length in (90, 7, 64)])
     queries, keys, values = (
         mx.random.normal((161, heads * 8), key=mx.random.key(heads + index)) * 4

@@ -64,7 +64,6 @@ class Lifecycle:
         self._live: dict[LiveRequest, None] = {}
         self._arrivals = count()
         self._draining = False
-        # Bytes that the memory of constraints has to pass before it is looked at again; 0 unless others hold them.
         self._claims_leaving = weakref.WeakSet[object]()
 
     # --- the requests ---

@@ -13,11 +13,11 @@ from functools import partial
 import mlx.core as mx
 
 # One pass over the numbers, as MLX's own activations are.
-fused = partial(mx.compile, shapeless=True)
+_fused = partial(mx.compile, shapeless=True)
 
 # exp(x) is P(x)^8: P is Taylor's polynomial of exp(x / 8). For x >= 0, 1 / P(x)^8 is exp(-x) to 1e-7, besides rounding.
 _EXP = [1 / math.factorial(power) / 8**power for power in range(8)]
-# Beyond them the results are nothing beside 1, and gradients would be those of infinity.
+# Bounds of their arguments: beyond, results are negligible beside 1, and powers would overflow to NaN gradients.
 _EXP_MAX, _ERFC_MAX = 88.0, 10.0
 # erfc(x) is 1 / P(x)^16 for x >= 0 to 3e-7: Abramowitz and Stegun, "Handbook of Mathematical Functions", 7.1.28; of
 # x / sqrt(2) here.
@@ -43,7 +43,7 @@ def _exp(x: mx.array) -> mx.array:
     return made * made
 
 
-@fused
+@_fused
 def exp_minus(x: mx.array) -> mx.array:
     """exp(-x) for x >= 0, to 1e-6; 1e-31 for infinity."""
     return mx.reciprocal(_exp(x))
@@ -54,7 +54,7 @@ def _sigmoid_linear(x: mx.array, inner: mx.array) -> mx.array:
     return mx.maximum(x, 0) - mx.abs(x) / (1 + _exp(mx.abs(inner)))
 
 
-@fused
+@_fused
 def gelu(x: mx.array) -> mx.array:
     """GELU, to 3e-7 of x."""
     size = mx.abs(x)
@@ -65,13 +65,13 @@ def gelu(x: mx.array) -> mx.array:
     return mx.maximum(x, 0) - 0.5 * size / (power * power)
 
 
-@fused
+@_fused
 def gelu_tanh(x: mx.array) -> mx.array:
     """GELU by its approximation with tanh."""
     return _sigmoid_linear(x, math.sqrt(8 / math.pi) * (x + 0.044715 * x * x * x))
 
 
-@fused
+@_fused
 def silu(x: mx.array) -> mx.array:
     """x sigmoid(x)."""
     return _sigmoid_linear(x, x)

@@ -75,10 +75,11 @@ def _attend_prompts(queries: mx.array, keys: mx.array, values: mx.array, scale: 
     rows, heads, width, dim = q.shape
     key_heads, columns = k.shape[1:3]
     group = heads // key_heads
-    # Of a block's own columns for itself; else of all columns for each row.
-    unseen = np.triu(np.full((_BLOCK_TOKENS, _BLOCK_TOKENS), _UNSEEN, np.float32), 1)
-    if not is_causal:
-        seen = np.broadcast_to(True if mask is None else np.asarray(mask), (rows, 1, width, columns))
+    # A causal mask hides columns of a block from its own tokens; other masks have all columns of each row.
+    if is_causal:
+        unseen = np.triu(np.full((_BLOCK_TOKENS, _BLOCK_TOKENS), _UNSEEN, np.float32), 1)
+    elif mask is not None:
+        seen = np.broadcast_to(np.asarray(mask), (rows, 1, width, columns))
         unseen = np.where(seen, np.float32(0), np.float32(_UNSEEN))
     room = np.empty(group * _BLOCK_TOKENS * columns, np.float32)
     found = np.empty((rows, width, heads, dim), np.float32)

@@ -12,7 +12,7 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 
-from zmqengine.engine.embedding.activations import activation
+from zmqengine.engine.embedding.encoders.activations import activation
 from zmqengine.engine.embedding.encoders.parts import FULL, SLIDING, layer_kind, rotary_base, rotated
 from zmqengine.engine.embedding.packing import Packed
 from zmqengine.engine.models.arrays import Weights, joined, renamed, whole

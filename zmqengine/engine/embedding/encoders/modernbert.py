@@ -13,7 +13,7 @@ from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm
 
-from zmqengine.engine.embedding.activations import activation
+from zmqengine.engine.embedding.encoders.activations import activation
 from zmqengine.engine.embedding.encoders.parts import (
     FULL,
     SLIDING,
