@@ -152,7 +152,7 @@ def test_a_request_that_arrives_starts_its_prefill_in_the_next_step(model):
     engine.insert([RowRequest(9, some_prompts(1, seed=5, lengths=(40,))[0], COUNT)])
     result = engine.next()
     assert [prefill.row for prefill in result.prefills] == [9]
-    # Those of the step before, and its own: on a CPU tokens do not wait for another chunk.
+    # Tokens of the step before and of this one: a CPU reports a step beside a chunk at once.
     assert len(result.tokens) == 2 * 3
 
 

@@ -41,7 +41,7 @@ def test_a_front_end_that_is_killed_frees_its_rows_within_its_grace(
         next(stream)
         wait_until(lambda: running(client) == 9, "the front-end's streams do not run")
         os.kill(doomed.process.pid, signal.SIGKILL)
-        # The other stream may have ended meanwhile.
+        # The stream of the living front-end may have ended, too.
         wait_until(lambda: running(client) <= 1, "rows of a dead front-end go on", seconds=60)
         wait_until(lambda: sessions(client) == 1, "the session of a dead front-end stays")
         assert stream.read().tokens == expected_tokens(request)

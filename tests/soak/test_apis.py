@@ -178,7 +178,7 @@ def random_request(chance: random.Random) -> Asked:
             if wish == "schema":
                 body["format"] = schema
         case _:
-            # What is stored grows to its own bound of 32 MiB.
+            # Stored responses would grow to their bound of 32 MiB.
             body |= drawing | {"input": text, "max_output_tokens": tokens, "store": False}
             if wish == "schema":
                 body["text"] = {"format": {"type": "json_schema", **named}}

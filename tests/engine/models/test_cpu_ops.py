@@ -37,7 +37,7 @@ def attended(ops: Any, before: int, width: int, mask: Any) -> mx.array:
 @pytest.mark.parametrize("width", [1, 3, 9, 150])
 @pytest.mark.parametrize("kind", ["causal", "of rows", "of all", "none"])
 def test_attention_is_that_of_mlx(width: int, kind: str) -> None:
-    """Of steps and of prompts of one and of several blocks, with the masks that caches make."""
+    """Decode steps, and prompts of one and of several blocks, with each kind of mask that caches make."""
     before = 70
     masks: dict[str, Any] = {"causal": "causal", "none": None}
     masks["of rows"] = create_causal_mask(width, offset=before, left_padding=mx.array([0, 5, 60]))

@@ -75,7 +75,7 @@ class Ops(Protocol):
     def attend_lazily(
         self, qkv: QKV, heads: HeadShape, offset: mx.array | int, cache: Any, mask: Any
     ) -> mx.array:
-        """As `attend`; what is not used is not computed."""
+        """`attend` whose output is computed only if it is used."""
         ...
 
     def variants(self, linear: Linear, rows: int) -> Mapping[str, Product]:

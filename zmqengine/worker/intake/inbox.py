@@ -246,7 +246,7 @@ class Inbox:
             if not isinstance(command, Image):
                 self._ready.append(received)
             elif settled.error is None or place:
-                # Of several with one hash the first counts: if it was wrong, inserts want the image again.
+                # The first image sent with a hash decides: if its pixels were wrong, inserts ask for the image again.
                 self._reply(received.route, *encode(Done(command.call, command.epoch)))
             else:
                 self._reject(received.route, settled.error, _addressee(command))
