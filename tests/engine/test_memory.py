@@ -182,12 +182,16 @@ def test_a_step_takes_and_gives_back_no_large_buffer(models, shape):
         engine.next()
     taken = []
     for _ in range(32):
+        # Whole steps: the step in flight has ended before one is measured, and the measured one afterwards.
+        mx.synchronize()
         before = mx.get_active_memory()
         mx.reset_peak_memory()
         engine.next()
+        mx.synchronize()
         taken.append(mx.get_peak_memory() - before)
-    # A quarter of the steps may make a block for the prefix cache, and one grows the caches.
-    assert sorted(taken)[24] < engine.memory().kv / 10
+    # A quarter of the steps may make a block for the prefix cache, and one grows the caches. The keys of one of two
+    # layers are a quarter of the KV cache, so a step that copied those of a layer would fail.
+    assert sorted(taken)[24] < engine.memory().kv / 4
     engine.close()
 
 

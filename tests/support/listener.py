@@ -56,11 +56,6 @@ class Listener:
         self._thread.join(JOIN_S)
         assert not self._thread.is_alive(), "the stream hangs"
 
-    @property
-    def worst(self) -> Silence:
-        """The longest on the clock, and the longest of the processor."""
-        return Silence(*(max(values) for values in zip(*self.silences, strict=True)))
-
     def _listen(self) -> None:
         while not self._stopping.is_set():
             output: list[int] = []
@@ -90,6 +85,11 @@ class Listener:
             for thread in self._process.threads()
             if thread.id in self._making
         }
+
+
+def longest(silences: Collection[Silence]) -> Silence:
+    """Longest silence on the clock, and the longest in processor time, which may be another."""
+    return Silence(*map(max, zip(*silences, strict=True)))
 
 
 def threads_of(worker: WorkerProcess) -> set[int]:
