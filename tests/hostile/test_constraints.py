@@ -18,7 +18,7 @@ import pytest
 
 from tests.support.constrained import Pico
 from tests.support.hostile_constraints import HOSTILE
-from tests.support.listener import PROMPT, SILENT_MS_MAX, Listener, longest, threads_of
+from tests.support.listener import PROMPT, SILENT_MS_MAX, Listener, Silence, longest, threads_of
 from tests.support.workers import WorkerProcess
 from zmqengine.errors import BadRequest, ConstraintFailed
 from zmqengine.protocol.messages import Constraint
@@ -26,7 +26,7 @@ from zmqengine_client import Client
 
 AT_ONCE = 20
 ROUNDS = int(os.environ.get("ZMQENGINE_HOSTILE_ROUNDS", "2"))
-"""The corpus beside a stream, after once without."""
+"""Times that the corpus runs after its first."""
 TOKENS = 200
 GROWN_BYTES_MAX = 64 << 20
 IDLE_S = 7.0
@@ -85,30 +85,30 @@ def rss_at_rest(process: psutil.Process) -> int:
 def test_twenty_hostile_constraints_at_once_silence_nobody(worker: WorkerProcess, pico: Pico) -> None:
     """The corpus several times: every constraint ends, whole where it says so; no restart, no memory that stays."""
     process = psutil.Process(worker.engine_pid())
+    ends: list[Counter[str]] = []
+    worst: list[Silence] = []
+    rested: list[int] = []
     with worker.client() as client, worker.client() as other:
         alone = client.generate_tokens(PROMPT, max_tokens=400, ignore_eos=True).read().tokens
         making = threads_of(worker)
-        first = run_all(client, pico, 0)
-        before_bytes = rss_at_rest(process)
-        listener = Listener(worker, other, making)
-        try:
-            ends: Counter[str] = Counter()
-            heard = [0]
-            for seed in range(1, ROUNDS + 1):
-                ends += run_all(client, pico, seed)
-                heard.append(len(listener.silences))
-        finally:
-            listener.stop()
-        grown = rss_at_rest(process) - before_bytes
-    worst = [longest(listener.silences[slice(*round_)]) for round_ in itertools.pairwise(heard)]
-    print(f"{ends} after {first}; grown {grown >> 20} MiB")
-    print(f"of {len(listener.silences)} silences the longest {worst}, {listener.held_up} not measured")
-    assert ends.total() == ROUNDS * len(HOSTILE)
-    assert ends["stop"] + ends["length"] > 10 * ROUNDS
-    assert all(output == alone for output in listener.outputs)
-    assert len(listener.outputs) > 1
-    assert len(listener.silences) > listener.held_up / 10
+        for seed in range(ROUNDS + 1):
+            listener = Listener(worker, other, making)
+            try:
+                ends.append(run_all(client, pico, seed))
+            finally:
+                listener.stop()
+            worst.append(longest(listener.silences))
+            rested.append(rss_at_rest(process))
+            print(
+                f"{dict(ends[-1])}, {rested[-1] >> 20} MiB at rest; of {len(listener.silences)} silences the longest "
+                f"{worst[-1]}, {listener.held_up} not measured"
+            )
+            assert all(output == alone for output in listener.outputs)
+            assert len(listener.silences) > listener.held_up / 10
+    for each in ends:
+        assert each.total() == len(HOSTILE)
+        assert each["stop"] + each["length"] > 10
     # A constraint that silences others does so in every round; page faults and stolen time, in one.
     assert min(silence.cpu_ms for silence in worst) < SILENT_MS_MAX
-    assert grown < GROWN_BYTES_MAX
+    assert rested[-1] - rested[0] < GROWN_BYTES_MAX
     assert worker.engine_pid() == process.pid
