@@ -30,7 +30,7 @@ COMMANDS = {
     "warm": "Prefill a prompt and keep it in the prefix cache.",
     "drain": "Let a worker finish its requests, then end it.",
     "demo": "See two programs share one worker.",
-    "http": "Serve the OpenAI API in front of workers.",
+    "http": "Serve the OpenAI and Anthropic APIs in front of workers.",
     "smg": "Be an engine of the SMG gateway.",
     "launch": "Point an agent at a front-end: Claude Code, Codex and others.",
     "bench": "Measure workers and other servers.",

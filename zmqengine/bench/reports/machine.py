@@ -44,7 +44,7 @@ def setting() -> RunSetting:
 def machine_facts() -> dict[str, str]:
     """System, processor, cores and memory."""
     return {
-        "system": platform.platform(),
+        "system": _system_name(),
         "cpu": _cpu_name(),
         "cores": str(os.cpu_count()),
         "memory": f"{psutil.virtual_memory().total / 2**30:.1f} GiB",
@@ -96,6 +96,12 @@ def command_line() -> list[str]:
 def now() -> str:
     """The time, in UTC, to the second."""
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+def _system_name() -> str:
+    """System, release, machine and C library; names that builders of kernels append tell nothing about speed."""
+    release = platform.release()
+    return platform.platform().replace(release, release.partition("-")[0])
 
 
 def _cpu_name() -> str:
