@@ -14,7 +14,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Sequence
@@ -185,7 +184,7 @@ class _Process:
         return self._child.pid
 
     def start(self, config: WorkerConfig) -> WorkerConfig:
-        from zmqengine.worker.process.parent import SUPERVISOR_FD, WORKER_CONFIG, Report
+        from zmqengine.worker.process.parent import SUPERVISOR_FD, WORKER_COMMAND, WORKER_CONFIG, Report
 
         # The worker drains when the other end is closed, however this process ends.
         self._link, theirs = socket.socketpair()
@@ -195,9 +194,8 @@ class _Process:
                 WORKER_CONFIG: config.to_json(),
                 SUPERVISOR_FD: str(theirs.fileno()),
             }
-            command = [sys.executable, "-m", "zmqengine.worker"]
             self._child = subprocess.Popen(
-                command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+                WORKER_COMMAND, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
             )
         self._link.settimeout(START_S)
         with self._link.makefile("rb") as lines:

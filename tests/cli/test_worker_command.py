@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import runpy
 import subprocess
 import sys
 
@@ -12,7 +13,7 @@ from zmqengine.cli.commands.worker import worker
 from zmqengine.cli.main import main
 from zmqengine.cli.quantities import byte_size, shown
 from zmqengine.config import WorkerConfig
-from zmqengine.worker.process.parent import EXIT_HOPELESS
+from zmqengine.worker.process.parent import EXIT_HOPELESS, EXIT_USAGE
 
 
 @pytest.fixture
@@ -129,6 +130,17 @@ def test_a_model_that_is_not_there_is_one_line_and_not_zero(more: list[str], sho
     assert "/nowhere/at/all" in run.stderr
     assert len(run.stderr.splitlines()) == 1
     assert run.stdout == ""
+
+
+def test_the_module_of_a_worker_refuses_options(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """They would be ignored, and pico loaded instead of the model that was named."""
+    monkeypatch.setattr(sys, "argv", ["zmqengine.worker", "--model", "other"])
+    with pytest.raises(SystemExit) as exit_:
+        runpy.run_module("zmqengine.worker", run_name="__main__")
+    assert exit_.value.code == EXIT_USAGE
+    assert "zmqengine worker" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import asyncio
 import dataclasses
 import logging
 import signal
-import sys
 import time
 from collections.abc import Callable, Coroutine
 from math import inf
@@ -39,11 +38,16 @@ from zmqengine.serve.gateway import GatewayRegistration
 from zmqengine.serve.measured import MeasuredMemory
 from zmqengine.serve.model import FleetModel
 from zmqengine.worker.process.memory_share import live_claims
-from zmqengine.worker.process.parent import EXIT_FAILED, EXIT_HOPELESS, EXIT_USAGE, WORKER_CONFIG
+from zmqengine.worker.process.parent import (
+    EXIT_FAILED,
+    EXIT_HOPELESS,
+    EXIT_USAGE,
+    WORKER_COMMAND,
+    WORKER_CONFIG,
+)
 
 log = logging.getLogger("zmqengine.launcher")
 
-WORKER_COMMAND = (sys.executable, "-m", "zmqengine.worker")
 BEAT_S = 1.0
 TOUCH_S = 3600.0
 KILL_AFTER_S = 5.0

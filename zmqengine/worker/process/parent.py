@@ -18,6 +18,8 @@ import msgspec
 from zmqengine.protocol.addresses import Endpoints
 
 SUPERVISOR_FD = "ZMQENGINE_SUPERVISOR_FD"
+WORKER_COMMAND = (sys.executable, "-m", "zmqengine.worker")
+"""Command of a worker process, which takes its configuration from `WORKER_CONFIG` and no arguments."""
 WORKER_CONFIG = "ZMQENGINE_WORKER_CONFIG"
 RESTARTS = "ZMQENGINE_RESTARTS"
 

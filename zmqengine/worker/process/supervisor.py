@@ -8,7 +8,6 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,13 +22,13 @@ from zmqengine.worker.process.parent import (
     EXIT_USAGE,
     RESTARTS,
     SUPERVISOR_FD,
+    WORKER_COMMAND,
     WORKER_CONFIG,
     ParentProcess,
     Report,
 )
 from zmqengine.worker.process.signals import signals_as_bytes
 
-WORKER_COMMAND = (sys.executable, "-m", "zmqengine.worker")
 KILL_AFTER_S = 5.0
 """Seconds beyond the drain time, and after a second signal, before the worker is killed."""
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
