@@ -65,9 +65,12 @@ class LauncherProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self.all_processes():
-            with_suppress(process.kill)
-        self.process.wait(START_S)
+        # The launcher first: it may be starting a worker that a look at all processes would miss.
+        self.kill()
+        while processes := self.all_processes():
+            for process in processes:
+                with_suppress(process.kill)
+            psutil.wait_procs(processes, START_S)
         self._log.close()
         shutil.rmtree(self.directory, ignore_errors=True)
 
