@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,25 @@ def test_a_file_that_is_cut_off_is_told(tmp_path: Path) -> None:
     write_tensors(tmp_path / "model.safetensors", {"a": ("F32", 400)}, cut=1)
     with pytest.raises(CheckpointError, match="cut off"):
         read_weights(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("tokenizer_config.json", "[1]"),
+        ("tokenizer_config.json", '{"model_max_length": "x"}'),
+        ("modules.json", "[null]"),
+        ("config.json", '{"model_type": "llama", "architectures": 5}'),
+        ("config.json", '{"model_type": "llava", "text_config": [1]}'),
+        ("config.json", '{"model_type": "llama", "architectures": [{}]}'),
+    ],
+)
+def test_a_file_of_another_form_is_the_models_own_mistake(tmp_path: Path, name: str, text: str) -> None:
+    """It hides no other model of this machine: the list shows the reason."""
+    shutil.copytree(model_path(), tmp_path / "model")
+    (tmp_path / "model" / name).write_text(text)
+    with pytest.raises(CheckpointError, match="not of a model's form"):
+        open_checkpoint(tmp_path / "model")
 
 
 @pytest.mark.parametrize(

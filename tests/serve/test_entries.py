@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from zmqengine.checkpoint.estimate import open_checkpoint
+from zmqengine.cli.advice import one_line
 from zmqengine.cli.commands.serve import _greeting
 from zmqengine.errors import ConfigError, UnknownModel
 from zmqengine.pico import BUNDLED, model_path
@@ -85,7 +86,13 @@ def test_the_workers_divide_the_memory_of_the_list(tmp_path: Path) -> None:
         ("[[model]]\nname = 'a'\npath = 'pico'\n[[model]]\nname = 'a'\npath = 'pico'", "two of this name"),
         ("[[model]]\nname = 'a'\npath = '/nowhere'", "no directory"),
         ("[[model]]\nname='a'\npath='pico'\naliases=['b']\n[[model]]\nname='b'\npath='pico'", "alias 'b'"),
-        ("memory = 'much'", "not a size"),
+        ("memory = 'much'", "models.toml: memory: 'much' is not a size"),
+        ("memory = 0", "memory"),
+        ("[[model]]\nname='a'\npath='pico'\noptions = { memory-limit = '2X' }", "'a': memory-limit: '2X'"),
+        ("[[model]]\nname='a'\npath='~nobody-here/x'", "model 'a'.*home directory"),
+        (f"[[model]]\nname='a'\npath='{'a' * 300}/b'", "model 'a'.*too long"),
+        ("[[model]]\nname = ''", "length"),
+        ("[[model]]\nname = 'a'\npath = 'pico'\nttl = -2", "ttl"),
         ("[[model]", "line 1"),
     ],
 )
@@ -95,6 +102,7 @@ def test_a_mistake_is_one_sentence_that_names_it(tmp_path: Path, text: str, said
     with pytest.raises(ConfigError, match=said) as raised:
         read_offer([str(file)], ROOT, {})
     assert "\n" not in raised.value.message.split(": ")[0]
+    assert one_line(raised.value) == raised.value.message.rstrip(".")
 
 
 def test_a_directory_offers_every_model_in_it(tmp_path: Path) -> None:

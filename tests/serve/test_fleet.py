@@ -364,6 +364,18 @@ def test_a_model_off_the_list_refuses_and_finishes_what_runs() -> None:
     assert "a" not in world.fleet.models
 
 
+def test_a_model_that_crashed_and_was_taken_off_the_list_is_not_started_again() -> None:
+    """Between the crash and the next start; the launcher has no options for it any more."""
+    world = World(10, [facts("a", 6)])
+    world.request("a", lasts_s=30)
+    world.run(3)
+    world.crash("a", 1)
+    world.configure([])
+    world.run(20)
+    assert "a" not in world.fleet.models
+    assert len(world.lives) == 1
+
+
 def test_a_model_that_comes_back_on_the_list_is_served_again() -> None:
     """Also while its worker still had to leave."""
     world = World(10, [facts("a", 6), facts("b", 6)])

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from zmqengine.checkpoint.cache_shape import ConfigShape, shape_of
-from zmqengine.checkpoint.recipe import FAMILIES
+from zmqengine.checkpoint.recipe import FAMILIES, MISSHAPEN
 from zmqengine.checkpoint.supported import why_not_supported
 from zmqengine.checkpoint.weights import CheckpointError, Weights, read_weights
 
@@ -66,6 +66,13 @@ def open_checkpoint(directory: Path) -> ModelCheckpoint:
         ) from None
     except (OSError, msgspec.DecodeError) as error:
         raise CheckpointError(f"cannot read {file}: {error}") from None
+    try:
+        return _described(directory, config)
+    except MISSHAPEN as error:
+        raise CheckpointError(f"a JSON file in {directory} is not of a model's form: {error}") from None
+
+
+def _described(directory: Path, config: dict[str, Any]) -> ModelCheckpoint:
     if reason := why_not_supported(directory, config):
         raise CheckpointError(reason)
     return ModelCheckpoint(

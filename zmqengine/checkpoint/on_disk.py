@@ -58,8 +58,9 @@ def newest_snapshot(repository: Path) -> Path | None:
 
 
 def find_model(model: str) -> Path | None:
-    """The directory of `--model` if it is on this machine: a directory, or a hub id that was fetched."""
-    path = Path(model).expanduser()
+    """The directory of `--model` if it is on this machine: a directory, or a hub id that was fetched. Raises
+    `ModelLoadError` for what cannot be a path."""
+    path = _path(model)
     if path.is_dir():
         return path
     if model.count("/") == 1:
@@ -69,7 +70,7 @@ def find_model(model: str) -> Path | None:
 
 def local_directory(model: str) -> Path | None:
     """The directory that `--model` names; None for a hub id. Raises `ModelLoadError` for anything else."""
-    path = Path(model).expanduser()
+    path = _path(model)
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ModelLoadError(f"{path} has no config.json: it is not a model in mlx-lm's format")
@@ -79,3 +80,13 @@ def local_directory(model: str) -> Path | None:
     if not HUB_ID.fullmatch(model):
         raise ModelLoadError(f"there is no directory {model}, and it is not a hub id (owner/name) either")
     return None
+
+
+def _path(model: str) -> Path:
+    try:
+        path = Path(model).expanduser()
+        # Raises for a name that is too long; so does every later look at it.
+        path.is_dir()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ModelLoadError(f"{model[:200]!r} cannot be a directory: {error}") from None
+    return path

@@ -25,6 +25,9 @@ TWO_WAY_FAMILIES = {"gemma3_text": "gemma3"}
 HEADED_FAMILIES = ("bert", "modernbert")
 """Files of `encoders/` that know a head for scores."""
 
+MISSHAPEN = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError)
+"""Errors of code that reads a model's JSON files, whose fields may be of any type."""
+
 _NOMIC_NAMES = {
     "n_embd": "hidden_size",
     "n_layer": "num_hidden_layers",
@@ -88,6 +91,13 @@ class Recipe:
 
 def read_recipe(directory: Path) -> Recipe:
     """The recipe of a model's directory. Raises `ModelLoadError` for one that cannot be followed."""
+    try:
+        return _recipe(directory)
+    except MISSHAPEN as error:
+        raise ModelLoadError(f"a JSON file in {directory} is not of a model's form: {error}") from error
+
+
+def _recipe(directory: Path) -> Recipe:
     config = _json(directory / "config.json")
     family = _family(directory, config)
     if family == "nomic":

@@ -39,7 +39,7 @@ def one_line(error: ZmqEngineError) -> str:
     if "zmqengine " in message:
         return message
     bound = bound_in_words(message)
-    if bound is not None:
+    if bound is not None and not isinstance(error, errors.ConfigError):
         # The options of a command have the names of the request's fields.
         return f"--{bound[0].replace('_', '-')} {bound[1]}"
     advice = next((advice for kind, advice in _ADVICE if isinstance(error, kind)), "")

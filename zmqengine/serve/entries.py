@@ -119,9 +119,11 @@ def read_offer(
         for source in sources
         if (path := Path(source).expanduser()).suffix == ".toml"
     }
-    for listing in listings.values():
+    for source, listing in listings.items():
         if budget is None and listing.memory is not None:
-            budget = size_of(listing.memory)
+            budget = _size(listing.memory, f"{source}: memory")
+    if budget == 0:
+        raise ConfigError("memory: 0 bytes hold no model")
     common = {**common, "memory_total_bytes": budget}
     for source in sources:
         path = Path(source).expanduser()
@@ -206,8 +208,15 @@ def _options(given: Mapping[str, Any], where: str) -> dict[str, Any]:
         if option is None or option.name in _OURS:
             raise ConfigError(f"{where}: {key!r} is not an option of a model here")
         is_size = option.unit == "bytes" and isinstance(value, str) and value not in option.words
-        options[option.name] = size_of(value) if is_size else value
+        options[option.name] = _size(value, f"{where}: {key}") if is_size else value
     return options
+
+
+def _size(value: str | int, where: str) -> int:
+    try:
+        return size_of(value)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
 
 
 # --- directories, names, and all models of this machine ------------------------------------------------------------

@@ -475,7 +475,7 @@ class Fleet:
             del self._tickets[ticket]
         model.waiting.clear()
         model.keeps.clear()
-        if not model.is_loaded:
+        if not model.started:
             self._forget(model)
 
     def _forget(self, model: FleetModel) -> None:

@@ -293,8 +293,7 @@ class Launcher:
     def _adopt(self) -> None:
         """Take over the workers of an earlier launcher."""
         now_s = time.monotonic()
-        # Every record gets a model, also one that is off the list: `_configure` unloads it then.
-        entries = dict(self._offer.entries)
+        entries = self._offer.entries
         self._fleet.configure([entry.facts for entry in entries.values()], now_s)
         by_file = {directory_name(name): name for name in entries}
         for path in sorted(self._root.glob("*.json")):
