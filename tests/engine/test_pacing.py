@@ -172,6 +172,24 @@ def test_a_bunch_is_read_at_once_where_nobody_is_silent_for_it() -> None:
     assert slow.choose(decoding=0, waiting=64) <= 2.5 * 0.2 * 1_000
 
 
+@pytest.mark.parametrize("tokens_max", [64, 2048])
+@pytest.mark.parametrize("plain_s", [0.010, 0.060])
+def test_other_work_takes_as_long_as_the_chunk_in_whose_place_it_is(plain_s: float, tokens_max: int) -> None:
+    """Pieces of an image do not take the time of the steps in which rows join the batch as well."""
+    pace = StepPace(tokens_max, 2048, 0.2)
+    for _ in range(20):
+        left, chunk_s = 600, 0.0
+        while left:
+            tokens = min(left, pace.choose(decoding=8, waiting=1))
+            left -= tokens
+            pace.record(tokens, plain_s + tokens / 6_000)
+            chunk_s = max(chunk_s, tokens / 6_000)
+        for seconds in (0.035, 0.0, 0.0):
+            pace.choose(decoding=8, waiting=0)
+            pace.record(0, plain_s + seconds)
+    assert 0.85 * chunk_s <= pace.goal_s(8, 1) <= 1.05 * chunk_s
+
+
 def test_a_step_on_the_cpu_takes_what_it_computes() -> None:
     """Time in which other programs had the processor is not the step's; on a device of its own all time is."""
     shared, own = StepClock(computes=True), StepClock(computes=False)

@@ -71,6 +71,7 @@ class StepPace:
         self.decoding_elsewhere = 0
         """Rows that decode in other processes on this device; they wait for a chunk as those of this engine do."""
         self._bounds = _ON_GPU if gpu else _USUAL
+        self._shows_late = gpu
         self.begin(None)
 
     def begin(self, measured: tuple[float, float] | None) -> None:
@@ -80,6 +81,8 @@ class StepPace:
         self._read_tokens = 0.0
         # Lower and upper estimate of the seconds that prefill took.
         self._read_s = [0.0, 0.0]
+        # Tokens of chunks, and the seconds that they added to their own steps, where these show it.
+        self._chunk_tokens = self._chunk_s = 0.0
         # Seconds of steps without prefill, by the number of rows, rounded to its bit length.
         self._plain_s: dict[int, float] = {}
         self._speed: float | None = None
@@ -110,11 +113,20 @@ class StepPace:
         return self._tokens(decoding + self.decoding_elsewhere, waiting)
 
     def goal_s(self, decoding: int, waiting: int) -> float:
-        """Seconds that other work in the place of a chunk may take in this step; 0 is for no limit."""
+        """Seconds of this step for other work in the place of a chunk, as many as for the chunk; 0 is for no limit.
+
+        On a CPU prompts take longer than their chunks do: the step in which a row joins the batch copies it. The speed
+        counts both, so the time of chunks is measured by itself.
+        """
         if not self.target_s:
             return 0.0
         decoding += self.decoding_elsewhere
-        return self._goal_s(decoding, _ahead(decoding, waiting))
+        goal_s = self._goal_s(decoding, _ahead(decoding, waiting))
+        if self._speed is None:
+            return goal_s
+        tokens = min(max(self._speed, self._slowest) * goal_s, self._most(decoding, waiting))
+        token_s = self._chunk_s / self._chunk_tokens if self._chunk_s else 1 / self._speed
+        return min(goal_s, tokens * token_s)
 
     @property
     def plain_s(self) -> float:
@@ -141,9 +153,12 @@ class StepPace:
             return
         held_up_s = inf if self._speed is None else _HELD_UP * max(of_these / self._speed, goal_s)
         self._read_tokens = self._read_tokens * _KEPT + of_these
-        added_s = (min(max(0.0, seconds - plain_s), held_up_s) for plain_s in (most_s, least_s))
+        added_s = [min(max(0.0, seconds - plain_s), held_up_s) for plain_s in (most_s, least_s)]
         self._read_s = [kept * _KEPT + added for kept, added in zip(self._read_s, added_s, strict=True)]
         self._speed = self._seen_speed()
+        if tokens_read and not self._shows_late:
+            self._chunk_tokens = self._chunk_tokens * _KEPT + tokens_read
+            self._chunk_s = self._chunk_s * _KEPT + added_s[1]
         self._room = max(self._room, 2 * launched)
 
     def _seen_speed(self) -> float | None:
@@ -157,9 +172,7 @@ class StepPace:
         return min(self._speed, self._read_tokens / fewest_s) if fewest_s else self._speed
 
     def _tokens(self, decoding: int, waiting: int) -> int:
-        most = self.tokens_max if decoding else self._idle_tokens_max
-        if not decoding and waiting >= _BUNCH_ROWS:
-            most *= self._bounds.bunch_chunks
+        most = self._most(decoding, waiting)
         if not self.target_s:
             return most
         if self._speed is None:
@@ -167,6 +180,11 @@ class StepPace:
         # A long chunk delays the rows that decode, a short one those that wait.
         within = int(max(self._speed, self._slowest) * self._goal_s(decoding, _ahead(decoding, waiting)))
         return max(min(TOKENS_MIN, most), min(within, most, self._room))
+
+    def _most(self, decoding: int, waiting: int) -> int:
+        if decoding:
+            return self.tokens_max
+        return self._idle_tokens_max * (self._bounds.bunch_chunks if waiting >= _BUNCH_ROWS else 1)
 
     def _goal_s(self, decoding: int, ahead: float = 0.0) -> float:
         """Seconds that prefill may add to a step of `decoding` rows; `ahead`: excess of waiting rows, as a share."""
