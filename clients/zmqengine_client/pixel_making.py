@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from zmqengine.errors import ZmqEngineError
 from zmqengine_client.core.outbox import Action, MakePixels
 from zmqengine_client.core.session import ClientSession
+from zmqengine_client.images.image_body import ImageBody
 from zmqengine_client.images.threads import IMAGE_THREADS
 
 Post = Callable[[Callable[[float], None]], None]
@@ -22,12 +23,12 @@ def make_pixels(actions: Sequence[Action], session: ClientSession, post: Post) -
 
 
 def _begin(action: MakePixels, session: ClientSession, post: Post) -> None:
-    def done(future: Future[list[bytes]]) -> None:
+    def done(future: Future[list[ImageBody]]) -> None:
         failure = future.exception()
-        pixels = [] if failure is not None else future.result()
+        bodies = [] if failure is not None else future.result()
         error = failure if isinstance(failure, ZmqEngineError) else None
         if failure is not None and error is None:
             error = ZmqEngineError(f"an image cannot be prepared again: {failure}")
-        post(lambda now: session.pixels_made(action, pixels, error, now))
+        post(lambda now: session.pixels_made(action, bodies, error, now))
 
     IMAGE_THREADS.submit(lambda: [image.make() for image in action.images]).add_done_callback(done)

@@ -144,7 +144,7 @@ class Transport:
         try:
             header, body = action.frames
             socket.send(header, _DONTWAIT_MORE)
-            socket.send(body, _DONTWAIT)
+            socket.send(body, _DONTWAIT, copy=isinstance(body, bytes))
         except zmq.Again:
             # The core sends it again if it gets no answer.
             log.debug("%s is full", action.channel)

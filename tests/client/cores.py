@@ -11,6 +11,7 @@ from zmqengine_client.core.connection import SessionConfig
 from zmqengine_client.core.options import make_options
 from zmqengine_client.core.request import Request
 from zmqengine_client.core.session import ClientSession
+from zmqengine_client.images.image_body import ImageBody
 from zmqengine_client.images.prompt_image import PromptImage
 
 
@@ -29,7 +30,7 @@ def request(name: str = "r1", prompt: list[int] | None = None, **options: Any) -
 def image(contents: bytes, at: int = 1, *, fresh: bool = True) -> PromptImage:
     """An image of one token; `fresh` if its pixels were not sent yet."""
     ref = ImageRef(image_hash("test", [(1, 1)], contents), at, 1, [(1, 1)])
-    return PromptImage(ref, lambda: contents, contents if fresh else None)
+    return PromptImage(ref, lambda: ImageBody.of(contents), ImageBody.of(contents) if fresh else None)
 
 
 def expected(request: Request) -> list[int]:

@@ -354,7 +354,7 @@ class Network:
                 # Without a worker little is kept for the next one, as in the real socket.
                 has_room = self.worker is not None or len(self.up["ctl"]) < CONTROL_QUEUE_MAX
                 if has_room if action.channel == "ctl" else self.cmd_open:
-                    self.up[action.channel].append(list(action.frames))
+                    self.up[action.channel].append([bytes(frame) for frame in action.frames])
             elif isinstance(action, OpenCommands):
                 self.connection += 1
                 self.cmd_open = True

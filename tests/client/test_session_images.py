@@ -9,6 +9,7 @@ from tests.client.cores import expected, image, live, request
 from tests.client.scripted_worker import ScriptedWorker
 from zmqengine.errors import BadRequest, ImageWanted, Overloaded, TooLarge, ZmqEngineError
 from zmqengine.protocol.messages import Image, Insert
+from zmqengine_client.images.image_body import ImageBody
 from zmqengine_client.images.prompt_image import WANTED_MAX
 
 
@@ -33,7 +34,7 @@ def test_a_fresh_image_and_its_insert_go_out_together() -> None:
     run(network, one)
     assert kinds(network) == ["Image", "Image", "Insert"]
     assert one.tokens == expected(one)
-    assert all(each.pixels is None for each in one.images), "pixels are not kept once they are sent"
+    assert all(each.body is None for each in one.images), "pixels are not kept once they are sent"
 
 
 def test_an_image_that_the_worker_has_is_not_sent_again() -> None:
@@ -53,7 +54,7 @@ def test_only_what_is_wanted_is_made_and_sent() -> None:
     run(network, request("r1", images=[image(b"a")]))
     made = []
     old, other = image(b"a", fresh=False), image(b"b", 2, fresh=False)
-    old.make = lambda: made.append("a") or b"a"  # type: ignore[func-returns-value]
+    old.make = lambda: made.append("a") or ImageBody.of(b"a")  # type: ignore[func-returns-value]
     one = request("r2", images=[old, other])
     run(network, one)
     assert kinds(network) == ["Insert", "Image", "Insert"]

@@ -9,6 +9,7 @@ from tests.support.images import Picture, prompt_of
 from tests.support.workers import START_S, WorkerProcess
 from tests.vision.checkpoints import case, write
 from zmqengine.conformance import check
+from zmqengine_client.images.image_body import ImageBody
 from zmqengine_client.images.prompt_image import PromptImage
 
 COUNT = 300
@@ -26,7 +27,7 @@ def test_a_real_worker_keeps_the_rules_of_images_and_sees_after_a_crash(tmp_path
         prompt, ((_, at),) = prompt_of([1, 2, 3], picture, [4, 5])
 
         def image() -> PromptImage:
-            return PromptImage(picture.ref(at), lambda: picture.pixels)
+            return PromptImage(picture.ref(at), lambda: ImageBody.of(picture.pixels))
 
         options: dict[str, Any] = {"max_tokens": COUNT, "ignore_eos": True}
         whole = client.generate_tokens(prompt, images=[image()], **options).read().tokens
@@ -40,5 +41,5 @@ def test_a_real_worker_keeps_the_rules_of_images_and_sees_after_a_crash(tmp_path
         after = client.generate_tokens(turn, images=[image()], max_tokens=4).read()
         assert after.cached_tokens >= len(prompt)
         other = Picture(card, ((8, 8),), change=9)
-        changed = PromptImage(other.ref(at), lambda: other.pixels)
+        changed = PromptImage(other.ref(at), lambda: ImageBody.of(other.pixels))
         assert client.generate_tokens(turn, images=[changed], max_tokens=4).read().cached_tokens <= at + 1

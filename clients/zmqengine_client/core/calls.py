@@ -10,8 +10,8 @@ from itertools import count
 from math import inf
 
 from zmqengine.protocol.codec import encode
-from zmqengine.protocol.messages import Ack, Command
-from zmqengine_client.core.outbox import Outbox, Send
+from zmqengine.protocol.messages import Ack, Command, Image
+from zmqengine_client.core.outbox import Frames, Outbox, Send
 from zmqengine_client.core.request import Request
 
 RETRY_S = 1.0
@@ -27,11 +27,17 @@ class CommandCall:
     __slots__ = ("frames", "give_up_at", "id", "kind", "request", "retries", "retry_at", "sent_at", "wait_s")
 
     def __init__(
-        self, id_: int, command: Command, request: Request | None, now: float, give_up_s: float
+        self,
+        id_: int,
+        kind: type[Command],
+        frames: Frames,
+        request: Request | None,
+        now: float,
+        give_up_s: float,
     ) -> None:
         self.id = id_
-        self.kind = type(command)
-        self.frames = encode(command)
+        self.kind = kind
+        self.frames = frames
         self.request = request
         self.retries = 0
         self.sent_at = now
@@ -61,7 +67,13 @@ class CallTable:
     def prepare(self, make: Callable[[int], Command], now: float, request: Request | None) -> CommandCall:
         """An encoded command that is not sent yet, so that its size can be checked."""
         call_id = next(self._ids)
-        return CommandCall(call_id, make(call_id), request, now, self._give_up_s)
+        command = make(call_id)
+        return CommandCall(call_id, type(command), encode(command), request, now, self._give_up_s)
+
+    def prepare_image(self, make: Callable[[int], Frames], now: float, request: Request) -> CommandCall:
+        """The command that has an image, whose frames `make` builds for its call id; not sent yet."""
+        call_id = next(self._ids)
+        return CommandCall(call_id, Image, make(call_id), request, now, self._give_up_s)
 
     def start(self, call: CommandCall, now: float) -> None:
         """Send a prepared command."""

@@ -5,6 +5,7 @@ Requests that the worker would reject are rejected here, before anything is sent
 
 from __future__ import annotations
 
+import functools
 from math import inf
 
 import msgspec
@@ -152,11 +153,17 @@ class Inserting:
         """Send the pixels that were made and not sent yet. They arrive before an insert that is sent after them."""
         epoch, cache_scope = self._connection.epoch, request.options.cache_scope
         for image in request.images:
-            pixels, image.pixels = image.pixels, None
-            if pixels is None:
+            body, image.body = image.body, None
+            if body is None:
                 continue
-            call = self._calls.prepare(
-                lambda call, image=image, pixels=pixels: image.message(call, epoch, cache_scope, pixels),  # type: ignore[misc]
+            call = self._calls.prepare_image(
+                functools.partial(
+                    body.frames,
+                    epoch=epoch,
+                    hash_=image.ref.hash,
+                    grids=image.ref.grids,
+                    cache_scope=cache_scope,
+                ),
                 now,
                 request,
             )
@@ -245,7 +252,7 @@ def refusal(request: Request, limits: Limits, model: ModelCard | None) -> ZmqEng
     return None
 
 
-def size_refusal(body: bytes, limits: Limits) -> ZmqEngineError | None:
+def size_refusal(body: bytes | memoryview, limits: Limits) -> ZmqEngineError | None:
     """The error for a message longer than the worker's limit, or None."""
     if len(body) <= limits.frame_bytes_max:
         return None

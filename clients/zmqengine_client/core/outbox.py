@@ -15,11 +15,15 @@ log = logging.getLogger("zmqengine.client")
 Channel = Literal["ctl", "cmd", "out", "launcher"]
 
 
+Frames = tuple[bytes, bytes | memoryview]
+"""Header and body. A body that is a view is an image's, and is not copied."""
+
+
 class Send(NamedTuple):
     """Send these frames. They may be dropped if the socket is full: the core repeats commands without a reply."""
 
     channel: Channel
-    frames: tuple[bytes, bytes]
+    frames: Frames
 
 
 class OpenControl(NamedTuple):

@@ -20,6 +20,7 @@ from zmqengine_client.core.outbox import Channel, ClientEvent, MakePixels, OpenC
 from zmqengine_client.core.phases import Phase
 from zmqengine_client.core.presence import Patience, Presence
 from zmqengine_client.core.request import Request
+from zmqengine_client.images.image_body import ImageBody
 
 
 class ClientSession:
@@ -69,7 +70,7 @@ class ClientSession:
         self._requests.abort(request, now)
 
     def pixels_made(
-        self, made: MakePixels, pixels: Sequence[bytes], error: ZmqEngineError | None, now: float
+        self, made: MakePixels, bodies: Sequence[ImageBody], error: ZmqEngineError | None, now: float
     ) -> None:
         """The pixels of a `MakePixels`, or the error with which they could not be made."""
         request = made.key
@@ -79,8 +80,8 @@ class ClientSession:
         if error is not None:
             self._live.end(request, error=error)
             return
-        for image, made_again in zip(made.images, pixels, strict=True):
-            image.pixels = made_again
+        for image, body in zip(made.images, bodies, strict=True):
+            image.body = body
         self._requests.inserting.pixels_made(request, now)
 
     def start_control(self, call: ControlCall, now: float) -> None:

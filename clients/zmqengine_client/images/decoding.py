@@ -11,6 +11,7 @@ import struct
 from typing import TYPE_CHECKING
 
 from zmqengine.errors import BadRequest, TooLarge
+from zmqengine_client.images.sources import SLICE_BYTES
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -124,7 +125,7 @@ def _webp_size(data: bytes) -> tuple[int, int]:
 def _check_segments(data: bytes) -> None:
     """Raise `BadRequest` for a JPEG that takes minutes to read. Source: ITU-T T.81, annex B."""
     at, segments, scans = 2, 0, 0
-    while marker := _MARKER.search(data, at):
+    while marker := _next_marker(data, at):
         kind, gap_bytes, at = data[marker.start() + 1], marker.start() - at, marker.end()
         if kind == _END_OF_IMAGE:
             return
@@ -135,6 +136,15 @@ def _check_segments(data: bytes) -> None:
         if scans > SCANS_MAX:
             raise _slow("JPEG", "scans", SCANS_MAX)
         at += int.from_bytes(data[at : at + 2], "big")
+
+
+def _next_marker(data: bytes, at: int) -> re.Match[bytes] | None:
+    """The next marker of a JPEG, searched in slices, between which other threads run."""
+    for start in range(at, len(data), SLICE_BYTES):
+        # A marker has two bytes.
+        if marker := _MARKER.search(data, start, start + SLICE_BYTES + 1):
+            return marker
+    return None
 
 
 def _check_chunks(data: bytes) -> None:

@@ -16,6 +16,7 @@ import msgspec
 
 from zmqengine.vision_card import VisionCard, check_patches, image_hash
 from zmqengine_client.images.decoding import decode
+from zmqengine_client.images.image_body import ImageBody
 from zmqengine_client.images.sizes import ImageLayout, Size, layout
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class PreparedImage(NamedTuple):
     """A prepared image: `facts`, and its patches if they had to be made."""
 
     facts: ImageFacts
-    pixels: bytes | None
+    body: ImageBody | None
 
 
 class ImagePreparation:
@@ -53,7 +54,7 @@ class ImagePreparation:
         self._bytes_max = bytes_max
         self._lock = threading.Lock()
         self._facts: OrderedDict[bytes, ImageFacts] = OrderedDict()
-        self._pixels: OrderedDict[bytes, bytes] = OrderedDict()
+        self._bodies: OrderedDict[bytes, ImageBody] = OrderedDict()
         self._bytes = 0
 
     def prepare(self, data: bytes, card: VisionCard, patches_max: int) -> PreparedImage:
@@ -68,30 +69,32 @@ class ImagePreparation:
             if facts is not None:
                 self._facts.move_to_end(key)
                 return PreparedImage(facts, None)
-        facts, pixels = _made(data, fitted, patches_max)
-        self._remember(key, facts, pixels)
-        return PreparedImage(facts, pixels)
+        facts, body = _made(data, fitted, patches_max)
+        self._remember(key, facts, body)
+        return PreparedImage(facts, body)
 
-    def pixels(self, data: bytes, card: VisionCard, patches_max: int) -> bytes:
+    def body(self, data: bytes, card: VisionCard, patches_max: int) -> ImageBody:
         """The patches of an image that was prepared before, made again if they are not remembered."""
         fitted = fitting(card, patches_max)
         key = _key(data, fitted)
         with self._lock:
-            found = self._pixels.get(key)
-        if found is None:
-            facts, found = _made(data, fitted, patches_max)
-            self._remember(key, facts, found)
-        return found
+            found = self._bodies.get(key)
+        if found is not None:
+            return ImageBody.of(found.pixels)
+        facts, made = _made(data, fitted, patches_max)
+        self._remember(key, facts, made)
+        return made
 
-    def _remember(self, key: bytes, facts: ImageFacts, pixels: bytes) -> None:
+    def _remember(self, key: bytes, facts: ImageFacts, body: ImageBody) -> None:
         with self._lock:
             self._facts[key] = facts
             while len(self._facts) > self._files_max:
                 self._facts.popitem(last=False)
-            self._bytes += len(pixels) - len(self._pixels.pop(key, b""))
-            self._pixels[key] = pixels
+            if key not in self._bodies:
+                self._bodies[key] = body
+                self._bytes += len(body.pixels)
             while self._bytes > self._bytes_max:
-                self._bytes -= len(self._pixels.popitem(last=False)[1])
+                self._bytes -= len(self._bodies.popitem(last=False)[1].pixels)
 
 
 IMAGES = ImagePreparation()
@@ -116,13 +119,16 @@ def _key(data: bytes, card: VisionCard) -> bytes:
     ).digest()
 
 
-def _made(data: bytes, card: VisionCard, patches_max: int) -> tuple[ImageFacts, bytes]:
+def _made(data: bytes, card: VisionCard, patches_max: int) -> tuple[ImageFacts, ImageBody]:
     image = decode(data)
     arranged = layout(*image.size, card)
     grids = arranged.grids(card)
     check_patches(grids, card, patches_max)
-    pixels = b"".join(_patches(tile, card.patch) for tile in _tiles(image, arranged, card))
-    return ImageFacts(image_hash(card.kind, grids, pixels), grids, arranged), pixels
+    body = ImageBody(card.patches(grids) * card.patch_bytes)
+    room = body.pixels
+    for tile in _tiles(image, arranged, card):
+        room = room[_cut(tile, card.patch, room) :]
+    return ImageFacts(image_hash(card.kind, grids, body.pixels), grids, arranged), body
 
 
 def _tiles(image: Image, arranged: ImageLayout, card: VisionCard) -> list[Image]:
@@ -147,10 +153,12 @@ def _resized(image: Image, size: Size, card: VisionCard) -> Image:
     return image.resize(size, Pillow.Resampling[card.filter.upper()])
 
 
-def _patches(tile: Image, patch: int) -> bytes:
-    """The patches of a tile, row by row: of each its pixels, row by row."""
+def _cut(tile: Image, patch: int, room: memoryview) -> int:
+    """Write the patches of a tile into `room`, row by row: of each its pixels, row by row. Returns their bytes."""
     import numpy as np
 
     pixels = np.asarray(tile)
     rows, columns = pixels.shape[0] // patch, pixels.shape[1] // patch
-    return bytes(pixels.reshape(rows, patch, columns, patch, 3).swapaxes(1, 2).tobytes())
+    patches = np.frombuffer(room[: pixels.size], np.uint8).reshape(rows, columns, patch, patch, 3)
+    patches[:] = pixels.reshape(rows, patch, columns, patch, 3).swapaxes(1, 2)
+    return pixels.size

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from zmqengine.errors import ImageWanted, ZmqEngineError
-from zmqengine.protocol.messages import CacheScope, Image, ImageRef
+from zmqengine.protocol.messages import ImageRef
+from zmqengine_client.images.image_body import ImageBody
 
 WANTED_MAX = 3
 """Times in a row that the images of one request are sent again, before the worker counts as too full for them."""
@@ -14,18 +15,14 @@ WANTED_MAX = 3
 
 @dataclass(eq=False, slots=True)
 class PromptImage:
-    """An image of a prompt. `pixels` are set until they are sent; `make` makes them again. `make` blocks.
+    """An image of a prompt. `body` has its pixels until they are sent; `make` makes them again. `make` blocks.
 
     Requests of the same prompt may share it: the first one sends the pixels.
     """
 
     ref: ImageRef
-    make: Callable[[], bytes]
-    pixels: bytes | None = None
-
-    def message(self, call: int, epoch: bytes, cache_scope: CacheScope | None, pixels: bytes) -> Image:
-        """The command that has its pixels."""
-        return Image(call, epoch, self.ref.hash, self.ref.grids, memoryview(pixels), cache_scope)
+    make: Callable[[], ImageBody]
+    body: ImageBody | None = None
 
 
 def no_room(images: Sequence[PromptImage]) -> ZmqEngineError:

@@ -47,9 +47,7 @@ def place_images(ids: Sequence[int], files: Sequence[bytes], card: VisionCard, l
     prepared = [_prepared(place, data, card, limits.image_patches_max) for place, data in enumerate(files)]
     expanded = expand(ids, [image.facts for image in prepared], card)
     images = [
-        PromptImage(
-            span, functools.partial(IMAGES.pixels, data, card, limits.image_patches_max), image.pixels
-        )
+        PromptImage(span, functools.partial(IMAGES.body, data, card, limits.image_patches_max), image.body)
         for span, data, image in zip(expanded.spans, files, prepared, strict=True)
     ]
     return Placed(expanded.ids, images)
