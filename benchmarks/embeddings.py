@@ -40,7 +40,7 @@ from zmqengine.checkpoint.on_disk import local_directory
 from zmqengine.checkpoint.recipe import read_recipe
 from zmqengine.engine.embedding.encoders.bert import Bert
 from zmqengine.engine.embedding.opening import open_encoder, read_texts
-from zmqengine.engine.interface import RowRequest, StepResult, TextsRequest, VectorEngine
+from zmqengine.engine.interface import RowRequest, TextsRequest, VectorEngine
 from zmqengine.engine.options import EngineOptions
 from zmqengine.engine.step.mlx_engine import MlxEngine
 from zmqengine.pico import BUNDLED, model_path
@@ -49,6 +49,7 @@ from zmqengine_client import AsyncClient
 WIDTH, LAYERS = 384, 6
 STREAMS = 8
 STREAM_TOKENS = 400
+_TURN_STEPS, _SETTLING_STEPS = 40, 12
 
 
 def write_checkpoint(directory: Path) -> None:
@@ -176,24 +177,36 @@ def open_decoder(directory: Path) -> MlxEngine:
     return opened.engine
 
 
-def step_ms(engine: MlxEngine, flood: list[list[int]]) -> tuple[list[float], float]:
-    """Milliseconds of processor time of steps of `STREAMS` rows, sorted, and tokens of texts read a second of it."""
+def step_ms(engine: MlxEngine, flood: list[list[int]]) -> tuple[list[float], list[float], float]:
+    """Milliseconds of processor time of steps of `STREAMS` rows alone and beside a flood, each sorted.
+
+    Then tokens of texts read in a second of the latter. Both are measured in turns of some steps, after others in which
+    the pace settles.
+    """
     engine.reset()
-    engine.insert([RowRequest(row, [5 + row, *range(6, 30)], STREAM_TOKENS + 100) for row in range(STREAMS)])
-    times_s: list[float] = []
-    row, result = STREAMS, StepResult()
-    before = 0
-    for step in range(STREAM_TOKENS):
-        if flood and (step == 40 or (result.vectors and any(one.is_whole for one in result.vectors))):
-            engine.embed([TextsRequest(row := row + 1, flood)])
-        if step == 100:
-            before = engine.stats().prompt_tokens
+    engine.insert([RowRequest(row, [5 + row, *range(6, 30)], STREAM_TOKENS * 3) for row in range(STREAMS)])
+    alone, beside = [], []
+    tokens = 0
+    for row in range(STREAMS, STREAMS + STREAM_TOKENS // _TURN_STEPS):
+        _steps_ms(engine, _SETTLING_STEPS)
+        alone += _steps_ms(engine, _TURN_STEPS)
+        engine.embed([TextsRequest(row, flood)])
+        _steps_ms(engine, _SETTLING_STEPS)
+        before = engine.stats().prompt_tokens
+        beside += _steps_ms(engine, _TURN_STEPS)
+        tokens += engine.stats().prompt_tokens - before
+        assert engine.stats().rows_prefilling, "the flood outlasts a turn"
+        engine.remove([row])
+    return sorted(alone), sorted(beside), 1000 * tokens / sum(beside)
+
+
+def _steps_ms(engine: MlxEngine, steps: int) -> list[float]:
+    times_ms = []
+    for _ in range(steps):
         began_s = time.process_time()
-        result = engine.next()
-        if step >= 100:
-            times_s.append(time.process_time() - began_s)
-    tokens = engine.stats().prompt_tokens - before
-    return sorted(1000 * each for each in times_s), tokens / sum(times_s)
+        engine.next()
+        times_ms.append(1000 * (time.process_time() - began_s))
+    return times_ms
 
 
 @contextmanager
@@ -273,9 +286,9 @@ def main(
         found = model_path(chat) if chat in BUNDLED else local_directory(chat)
         assert found is not None, "the model of the streams is not on this machine"
         engine = open_decoder(found)
-        given = tokens_of(texts_of(256, 9), found / "tokenizer.json")
+        given = tokens_of(texts_of(1024, 9), found / "tokenizer.json")
         for _ in range(rounds):
-            (alone, _), (beside, speed) = step_ms(engine, []), step_ms(engine, given)
+            alone, beside, speed = step_ms(engine, given)
             ratios = [beside[int(len(beside) * at)] / alone[int(len(alone) * at)] for at in (0.5, 0.9, 0.99)]
             print(
                 f"{STREAMS} rows, processor time of a step: p50 {alone[len(alone) // 2]:.2f} ms, "

@@ -204,23 +204,48 @@ def test_a_text_of_a_decoder_in_slices_gives_the_same_vector(name: str, tmp_path
     np.testing.assert_allclose(sliced, whole, atol=1e-5)
 
 
-def test_texts_beside_a_stream_change_neither(tmp_path: Path) -> None:
-    """They are segments of its steps; texts that are left out of a step, slices and abandoned ones included."""
-    engine, texts = engine_and_texts(tmp_path, "qwen3-last")
+def beside_streams(engine: VectorEngine, *, by_layers: bool) -> list[int]:
+    """Let texts beside rows that decode be segments of their steps, or be computed by layers of 12 tokens.
+
+    Returns a list to which the latter adds the tokens of the layers of every step.
+    """
+    engine._pace.target_s, engine._pace.tokens_max = float(by_layers), 16  # type: ignore[attr-defined]
+    engine._text_pace.choose = lambda *_: 12  # type: ignore[attr-defined]
+    texts, layers = engine._texts, []  # type: ignore[attr-defined]
+    compute = texts.compute
+
+    def counted(tokens_max: int) -> int:
+        layers.append(compute(tokens_max))
+        return int(layers[-1])
+
+    texts.compute = counted
+    return layers
+
+
+@pytest.mark.parametrize(
+    ("name", "by_layers"), [("qwen3-last", False), ("qwen3-last", True), ("lfm2-mean", True)]
+)
+def test_texts_beside_a_stream_change_neither(name: str, by_layers: bool, tmp_path: Path) -> None:
+    """They are segments of its steps, or layers between them; texts that are left out of a step, slices and abandoned
+    ones included."""
+    engine, texts = engine_and_texts(tmp_path, name)
     stream = RowRequest(row=9, prompt=[5, 6, 7], max_tokens=100)
     assert engine.insert([stream]) == []
     alone = tokens_of(engine)
     expected, _ = vectors_of(engine, texts)
-    engine._pace.target_s, engine._pace.tokens_max = 0.0, 16  # type: ignore[attr-defined]
+    layers = beside_streams(engine, by_layers=by_layers)
     assert engine.insert([stream]) == []
     assert engine.embed([TextsRequest(0, texts * 4), TextsRequest(1, [texts[0] * 3] * 9)]) == []
     made: list[np.ndarray] = []
     tokens = tokens_of(engine, made)
     assert tokens == alone
-    engine.remove([1])
-    assert engine.park(0) == 0
+    assert (len(layers) > 40) == by_layers
+    assert max(layers, default=0) <= 12
     assert len(made) > 4
-    np.testing.assert_allclose(made, np.tile(expected, (4, 1))[: len(made)], atol=1e-5)
+    assert engine.park(1) == 0
+    for _ in range(100):
+        made += [one for of_row in engine.next().vectors for one in of_row.vectors]
+    np.testing.assert_allclose(made, np.tile(expected, (4, 1)), atol=1e-5)
     assert engine.stats().rows_prefilling == 0
     assert engine.memory().kv == 0
 

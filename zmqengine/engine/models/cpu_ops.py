@@ -34,14 +34,24 @@ class CpuOps(PlainOps):
         gate, up = mx.split(self.product(inputs, *gate_up), 2, axis=-1)
         return silu(gate) * up
 
-    def attend(self, qkv: QKV, heads: HeadShape, offset: mx.array | int, cache: Any, mask: Any) -> mx.array:
-        """See `Ops`. A prompt is computed at once; heads with the same keys share a product in steps."""
+    def attend(
+        self,
+        qkv: QKV,
+        heads: HeadShape,
+        offset: mx.array | int,
+        cache: Any,
+        mask: Any,
+        *,
+        lazily: bool = False,
+    ) -> mx.array:
+        """See `Ops`. Unless `lazily`, a prompt is computed at once; elsewhere heads with the same keys share a
+        product."""
         queries, keys, values = qkv
         rows, count, width, dim = queries.shape
         if queries.dtype != mx.float32:
             return super().attend(qkv, heads, offset, cache, mask)
         keys, values = cache.update_and_fetch(keys, values)
-        if width > WIDTH_MAX:
+        if width > WIDTH_MAX and not lazily:
             return _attend_prompts(queries, keys, values, heads.scale, mask)
         key_heads, columns = keys.shape[1:3]
         grouped = (queries * heads.scale).reshape(rows, key_heads, -1, dim)
@@ -62,9 +72,7 @@ class CpuOps(PlainOps):
         self, qkv: QKV, heads: HeadShape, offset: mx.array | int, cache: Any, mask: Any
     ) -> mx.array:
         """See `Ops`."""
-        if qkv[0].shape[2] <= WIDTH_MAX:
-            return self.attend(qkv, heads, offset, cache, mask)
-        return super().attend(qkv, heads, offset, cache, mask)
+        return self.attend(qkv, heads, offset, cache, mask, lazily=True)
 
 
 def _attend_prompts(queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any) -> mx.array:

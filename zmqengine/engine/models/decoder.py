@@ -134,10 +134,13 @@ class DecoderModel:
             hidden, *qkv = call(hidden, attended, offset)
         return hidden
 
-    def hidden(self, inputs: mx.array, cache: list[Any] | None = None) -> mx.array:
-        """Hidden states [rows, width, dim] after the last norm, the inputs of the head."""
+    def hidden(self, inputs: mx.array, cache: list[Any] | None = None, *, lazily: bool = False) -> mx.array:
+        """Hidden states [rows, width, dim] after the last norm, the inputs of the head.
+
+        No layer is computed yet if `lazily`.
+        """
         rows, width = inputs.shape
-        step = _Attention(self, inputs, self.make_cache() if cache is None else cache)
+        step = _Attention(self, inputs, self.make_cache() if cache is None else cache, lazily=lazily)
         hidden, (attended,), _ = self._attended(self._embedded(inputs), [step])
         normed = _after_attention(self.ops, self.layers[-1], self.weights.norm, hidden, attended)[1]
         return normed.reshape(rows, width, -1)
@@ -266,9 +269,11 @@ class _Attention:
         shift: mx.array | None = None,
         deep: Sequence[mx.array] = (),
         reads: bool = False,
+        lazily: bool = False,
     ) -> None:
         self.rows, self.width = inputs.shape
         self.reads = reads
+        self._lazily = lazily
         self.tokens = self.rows * self.width
         self.offset: mx.array | int = caches[-1].offset if shift is None else caches[-1].offset + shift
         self.deep = deep
@@ -301,7 +306,7 @@ class _Attention:
         mask = self._masks[heads.window]
         # The output of the last layer is unused where a prompt goes on.
         is_last = number == len(self._layers) - 1
-        attend = self._ops.attend_lazily if is_last else self._ops.attend
+        attend = self._ops.attend_lazily if is_last or self._lazily else self._ops.attend
         return attend(qkv, heads, self.offset, self._caches[number], mask)
 
 

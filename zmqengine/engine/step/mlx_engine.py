@@ -186,11 +186,17 @@ class MlxEngine:
         if self._seeing is not None:
             self._see(result, self._seeing)
         texts = self._texts
+        texts_s = 0.0
         slices: Sequence[tuple[Row, int]] = ()
         landing: Sequence[tuple[list[Row], mx.array]] = ()
         if texts is not None and texts.rows and not result.images_s:
-            landing = texts.landing()
-            slices, tokens_max = self._take_texts(texts, tokens_max)
+            if self._reads_by_layers(texts):
+                texts_s = self._read_layers(texts, tokens_max, result)
+                landing = texts.landing()
+            else:
+                texts.start()
+                landing = texts.landing()
+                slices, tokens_max = self._take_texts(texts, tokens_max)
         reads = (prefill.rows or slices) and not result.images_s
         chunk = prefill.begin(tokens_max, decode.padding_room_bytes, result, slices) if reads else []
         logits = decode.step(result, self._model, chunk)
@@ -198,7 +204,7 @@ class MlxEngine:
             prefill.score(logits)
             for rows, hidden in prefill.read:
                 assert texts is not None, "they were taken from it"
-                texts.pool(rows, hidden)
+                kv.start(texts.pool(rows, hidden))
         if reads:
             decode.join(prefill.complete(result))
         self._store.settle()
@@ -209,11 +215,37 @@ class MlxEngine:
         self._generated_tokens += len(result.tokens) - result.forced
         if self._steps % _CLEAR_STEPS == 0 and not self._device.keeps_buffers:
             mx.clear_cache()
-        seconds = self._clock.seconds() - result.images_s
+        seconds = self._clock.seconds() - result.images_s - texts_s
         self._pace.record(prefill.launched_tokens - before, seconds)
         if slices:
             self._text_pace.record(prefill.launched_tokens - before, seconds)
         return result
+
+    def _reads_by_layers(self, texts: Texts) -> bool:
+        """Whether texts are computed beside this step, and not in it."""
+        is_beside = bool(self._decode.rows and self._pace.target_s) and not self._device.is_gpu
+        return is_beside and (texts.has_layers or not self._prefill.rows)
+
+    def _read_layers(self, texts: Texts, tokens_max: int, result: StepResult) -> float:
+        """Compute layers of a chunk of texts in a share of a step's time, or build a chunk; returns the seconds."""
+        tokens = self._text_pace.choose(tokens_max, self._pace.plain_s)
+        if not tokens:
+            return 0.0
+        # So that the step in flight is not timed with them. On a CPU nothing is gained by going ahead of it.
+        mx.synchronize()
+        before_s = self._clock.seconds()
+        if texts.has_layers:
+            computed = texts.compute(tokens)
+            seconds = self._clock.seconds() - before_s
+            self._text_pace.record(computed, self._text_pace.plain_s + seconds)
+            return seconds
+        prefill = self._prefill
+        slices = texts.take(tokens)
+        if slices:
+            prefill.begin_lazily(slices, self._decode.padding_room_bytes, result)
+            pooled = [array for rows, hidden in prefill.read for array in texts.pool(rows, hidden)]
+            texts.defer(prefill.complete_lazily(result), pooled, sum(count for _, count in slices))
+        return self._clock.seconds() - before_s
 
     def _take_texts(self, texts: Texts, tokens_max: int) -> tuple[Sequence[tuple[Row, int]], int]:
         """Texts of this step, and the tokens of the chunk that are left for prompts."""

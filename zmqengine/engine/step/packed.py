@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
+from zmqengine.engine.models.decoder import DecoderModel
 from zmqengine.engine.models.trunk import trunk_of
 from zmqengine.engine.row import Caches
 
@@ -43,6 +44,14 @@ def forward(model: Any, segments: Sequence[Segment]) -> list[mx.array]:
     for segment in segments:
         found.append(_alone(model, segment))
     return found
+
+
+def read_lazily(model: Any, segment: Segment) -> mx.array:
+    """The last hidden states [rows, width, dim] of a segment, of which no layer is computed yet."""
+    if isinstance(model, DecoderModel):
+        return model.hidden(segment.inputs, segment.caches, lazily=True)
+    states: mx.array = trunk_of(model)(segment.inputs, cache=segment.caches)
+    return states
 
 
 def _alone(model: Any, segment: Segment) -> Any:

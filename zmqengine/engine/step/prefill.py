@@ -25,7 +25,7 @@ from zmqengine.engine.prefix_cache.branches import branches
 from zmqengine.engine.prefix_cache.store import Hit, PrefixCache
 from zmqengine.engine.row import Caches, Row, SampledToken, constraint_failure
 from zmqengine.engine.sampling.sampler import LogprobArrays, measure, read_logprobs
-from zmqengine.engine.step.packed import Segment, forward
+from zmqengine.engine.step.packed import Segment, forward, read_lazily
 from zmqengine.engine.step.padding import padding_bytes, split_by_padding
 from zmqengine.engine.step.prefill_order import pick
 from zmqengine.engine.vision.seeing import Seeing, positions
@@ -109,6 +109,8 @@ class Prefill:
         self.forced: list[_Forced] = []
         self.read: list[tuple[list[Row], mx.array]] = []
         """Texts and the hidden states of their tokens in the begun chunk."""
+        # Arrays of each layer of the segments that are built and not started.
+        self._unstarted: list[list[list[mx.array]]] | None = None
 
     def add(self, rows: Sequence[Row]) -> None:
         """Add rows; their prefill starts in the next step."""
@@ -181,6 +183,26 @@ class Prefill:
                 whole.append(row)
         for group in self._groups(whole, padding_bytes_max):
             self._begin_group(group)
+
+    def begin_lazily(
+        self, texts: Sequence[tuple[Row, int]], padding_bytes_max: int, result: StepResult
+    ) -> None:
+        """Begin a chunk of `texts` alone, as `begin`, and build its model calls; `read` has their hidden states.
+
+        `complete_lazily` must follow.
+        """
+        self._unstarted = []
+        self._begun = []
+        self._begin_texts(texts, padding_bytes_max, result)
+        segments = [begun.segment for begun in self._begun if begun.segment is not None]
+        self.score([read_lazily(self._model, segment) for segment in segments])
+
+    def complete_lazily(self, result: StepResult) -> list[list[mx.array]]:
+        """End the chunk of `begin_lazily`; returns the arrays to compute, a list for each layer."""
+        self.complete(result)
+        unstarted, self._unstarted = self._unstarted, None
+        assert unstarted is not None, "begin_lazily came first"
+        return [[array for segment in layer for array in segment] for layer in zip(*unstarted, strict=True)]
 
     def score(self, logits: Sequence[mx.array]) -> None:
         """Take the logits of forced tokens from `logits` [rows, width, vocab], those of the begun segments, and
@@ -329,6 +351,9 @@ class Prefill:
     def _start(self, segment: Segment, count: int) -> None:
         """Start a segment, whose `count` tokens are those of prompts and not padding."""
         self.prompt_tokens += count
+        if self._unstarted is not None:
+            self._unstarted.append([kv.arrays([cache]) for cache in segment.caches])
+            return
         self.launched_tokens += segment.inputs.size
         arrays = kv.arrays(segment.caches)
         # One number of the last array: waiting for it is waiting for the chunk, and it pins no memory.

@@ -5,7 +5,7 @@ from __future__ import annotations
 SHARE = 0.35
 """Time of texts in a step, as a share of the time of one without: streams then keep within 1.5 of it."""
 TOKENS_MIN = 4
-"""Fewer tokens take as long: that of the calls that a further segment makes."""
+"""Fewer tokens take as long: that of the calls of a further segment, or of a layer."""
 TOKENS_START = 16
 _EXTRA_MAX = 4.0
 # Weight of the present in moving averages.
@@ -18,7 +18,8 @@ _PERIOD, _REST = 64, 4
 class TextPace:
     """Tokens of texts in a step, which follow the measured times of steps with and without.
 
-    Where the least number takes more than its share, texts wait for the steps that pay for them.
+    Where texts are computed by layers they are tokens of one layer. Where the least number takes more than its share,
+    texts wait for the steps that pay for them.
     """
 
     def __init__(self) -> None:

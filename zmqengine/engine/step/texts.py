@@ -1,13 +1,17 @@
-"""Rows of texts in the packed step: a text is prefilled as a prompt is, and ends with its pooled hidden state.
+"""Rows of texts: a text is prefilled as a prompt is, and ends with its pooled hidden state.
 
 Texts are batch work of many short prompts. Beside rows that decode `TextPace` gives them a part of a step's time; while
 prompts wait they have a quarter of a chunk. A text that does not fit is read in slices, and its row has no other such
 text then: the KV cache of the longest one is what the worker reserves for the row.
+
+A device of its own reads a chunk as a segment of the packed step. On a CPU the operations of one more segment take
+longer than a step of a small model may, so there a chunk beside rows that decode is computed by layers, some in each
+step.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from itertools import count
 
@@ -42,7 +46,10 @@ class Texts:
         self._row_ids = count(-2, -1)
         # By id of the row of texts: its text of which a part is read, and the pooled state of that.
         self._partial: dict[int, tuple[Row, mx.array | None]] = {}
-        self._launched: list[tuple[list[Row], mx.array]] = []
+        self._built: list[tuple[list[Row], mx.array]] = []
+        # The arrays of each layer of a chunk that is built and not computed, and the tokens of the chunk.
+        self._layers: deque[list[mx.array]] = deque()
+        self._layer_tokens = 0
         self._beginnings: OrderedDict[tuple[str, bytes], np.ndarray] = OrderedDict()
 
     def add(self, request: TextsRequest) -> None:
@@ -106,8 +113,11 @@ class Texts:
             row.branches = [shared]
             branched.add(name)
 
-    def pool(self, rows: list[Row], hidden: mx.array) -> None:
-        """Take the hidden states [rows, width, dim] of the next tokens of some texts, before they count as computed."""
+    def pool(self, rows: list[Row], hidden: mx.array) -> list[mx.array]:
+        """Take the hidden states [rows, width, dim] of the next tokens of some texts, before they count as computed.
+
+        Returns the arrays to compute.
+        """
         tokens = [min(row.remaining, hidden.shape[1]) for row in rows]
         first, is_last = rows[0], tokens[0] == rows[0].remaining
         of_row = _place(first).row
@@ -121,16 +131,41 @@ class Texts:
         if is_last:
             assert pooled is not None
             vectors = self._pooling.vectors(pooled, [row.prefill_tokens for row in rows])
-            self._launched.append((rows, vectors))
-            kv.start(vectors)
-        elif of_row in self.rows:
+            self._built.append((rows, vectors))
+            return [vectors]
+        if of_row in self.rows:
             self._partial[of_row] = first, pooled
-            kv.start([] if pooled is None else pooled)
+        return [] if pooled is None else [pooled]
+
+    @property
+    def has_layers(self) -> bool:
+        """Whether layers of a chunk are left to compute."""
+        return bool(self._layers)
+
+    def defer(self, layers: Sequence[Sequence[mx.array]], pooled: Sequence[mx.array], tokens: int) -> None:
+        """Keep a chunk of these `tokens` for `compute`: the KV caches of its layers, and what was pooled."""
+        # The caches of a layer are computed from the layer before; behind the last one come pooled states.
+        last = [array for layer in layers for array in layer]
+        self._layers.extend([*(list(layer) for layer in layers[1:]), [*last, *pooled]])
+        self._layer_tokens = tokens
+
+    def compute(self, tokens_max: int) -> int:
+        """Compute one layer of the chunk, or as many as have `tokens_max` tokens together; returns their tokens."""
+        count = min(len(self._layers), max(1, tokens_max // self._layer_tokens))
+        mx.eval([self._layers.popleft() for _ in range(count)])
+        return count * self._layer_tokens
+
+    def start(self) -> None:
+        """Start all layers that are left."""
+        kv.start(list(self._layers))
+        self._layers.clear()
 
     def landing(self) -> list[tuple[list[Row], mx.array]]:
-        """The vectors in flight, for `report`."""
-        launched, self._launched = self._launched, []
-        return launched
+        """The vectors that are computed or in flight, for `report`."""
+        if self._layers:
+            return []
+        landing, self._built = self._built, []
+        return landing
 
     def report(self, landing: Sequence[tuple[list[Row], mx.array]], result: StepResult) -> None:
         """Wait for vectors and hand them to their rows of texts; beginnings that gave finite ones are valid."""
