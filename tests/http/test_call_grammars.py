@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -157,6 +158,12 @@ class Family:
         return joined(splitter.feed(text) + splitter.finish())
 
 
+@functools.cache
+def family_of(name: str, *, special: bool = True, template: str = "") -> Family:
+    """A `Family`; its vocabulary takes longer to build than most tests."""
+    return Family(name, special=special, template=template)
+
+
 def joined(deltas: Sequence[Delta]) -> tuple[str, list[tuple[str, Any]]]:
     names = [delta.name for delta in deltas if delta.kind in ("call", "call_start")]
     texts: list[str] = []
@@ -179,7 +186,7 @@ def check(calls: Sequence[tuple[str, Any]], tools: Sequence[Any]) -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_a_forced_call_is_read_back_and_valid(name: str, special: bool) -> None:
     """Any of two, or several; whether the format's markers are tokens of the model or plain text."""
-    family = Family(name, special=special)
+    family = family_of(name, special=special)
     texts = family.walks(family.hold())
     assert len(texts) >= 3
     for text in texts:
@@ -191,7 +198,7 @@ def test_a_forced_call_is_read_back_and_valid(name: str, special: bool) -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_a_named_tool_is_called_once(name: str) -> None:
     """And no other."""
-    family = Family(name)
+    family = family_of(name)
     for text in family.walks(family.hold(tool_choice={"type": "function", "function": {"name": "get_time"}})):
         assert family.read(text)[1] == [("get_time", {})]
 
@@ -199,7 +206,7 @@ def test_a_named_tool_is_called_once(name: str) -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_a_strict_tool_leaves_text_free_and_holds_calls(name: str) -> None:
     """With `auto`: text alone is allowed, calls are valid, and none is in disguise."""
-    family = Family(name)
+    family = family_of(name)
     held = family.hold(tool_choice="auto")
     hello = "Hello, you <there"
     if name == "harmony":
@@ -264,7 +271,7 @@ ARGUMENTS = '{"city": "Prag", "unit": "celsius", "days": 3, "exact": true}'
 @pytest.mark.parametrize("name", EVERY)
 def test_what_the_family_writes_by_itself_is_allowed(name: str) -> None:
     """Character by character as its template has it, with its own tokens; forced, and where it may call."""
-    family = Family(name)
+    family = family_of(name)
     text = CANONICAL[name].replace("@@", ARGUMENTS)
     assert family.allows(family.hold(), text)
     assert family.allows(family.hold(tool_choice="auto"), text)
@@ -277,7 +284,7 @@ def test_what_the_family_writes_by_itself_is_allowed(name: str) -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_an_answer_is_json_or_a_call(name: str) -> None:
     """A format of the answer beside tools does not forbid the tools, nor calls the format."""
-    family = Family(name)
+    family = family_of(name)
     format_ = {"type": "json_schema", "json_schema": {"strict": True, "schema": NOTHING}}
     held = family.hold(tool_choice="auto", response_format=format_)
     answer = "<|channel|>final<|message|>{}" if name == "harmony" else "{}"
@@ -305,7 +312,7 @@ UNIQUE: Any = {
 @pytest.mark.parametrize("name", EVERY)
 def test_a_keyword_that_cannot_be_enforced_is_named(name: str) -> None:
     """Refused by front-end or worker where it is insisted on, else told and passed over."""
-    family = Family(name)
+    family = family_of(name)
     with pytest.raises((ApiError, BadRequest), match="uniqueItems"):
         family.walks(family.hold([tool("f", UNIQUE)]))
     held = family.hold([tool("f", UNIQUE, strict=False)])
@@ -316,7 +323,7 @@ def test_a_keyword_that_cannot_be_enforced_is_named(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(WITHOUT_GRAMMAR))
 def test_calls_without_a_grammar_are_read_but_not_forced(name: str) -> None:
     """Strict ones are free, and that is told; to force one is refused with the format's name."""
-    family = Family(name)
+    family = family_of(name)
     assert family.hold(tool_choice="auto") == OutputConstraint(None, ["strict"])
     with pytest.raises(ApiError, match=f"'{name}', which cannot be constrained"):
         family.hold()
@@ -324,7 +331,7 @@ def test_calls_without_a_grammar_are_read_but_not_forced(name: str) -> None:
 
 def test_a_format_without_a_grammar_is_named() -> None:
     """The one that the template tells of, or that none is known."""
-    family = Family("json_tools", template="no sign of calls")
+    family = family_of("json_tools", template="no sign of calls")
     family.model.markers = family.model.markers._replace(calls=None)
     with pytest.raises(ApiError, match="does not know"):
         family.hold()
@@ -338,7 +345,7 @@ def test_a_format_without_a_grammar_is_named() -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_tools_of_agents_are_called_rightly_in_every_format(name: str) -> None:
     """Not strict, so that what a format cannot hold is passed over and told; those schemas are left unchecked."""
-    family = Family(name)
+    family = family_of(name)
     checked = passed = 0
     for parameters in TOOLS.values():
         tools = [tool("f", parameters, strict=False)]
@@ -388,7 +395,7 @@ def _referring(beside: Mapping[str, Any]) -> Any:
 )
 def test_a_tree_with_documented_references_is_held(name: str, beside: dict[str, Any]) -> None:
     """pydantic writes a description beside each reference of a documented field."""
-    family = Family(name)
+    family = family_of(name)
     tools = [tool("plant", _referring(beside), strict=False)]
     held = family.hold(tools, tool_choice="required")
     for text in family.walks(held, SEEDS[:3]):
@@ -424,7 +431,7 @@ def test_choices_that_refer_to_themselves_cost_no_more_than_their_size(
         "additionalProperties": False,
         "$defs": {"a": {word: [*itself, {"type": "string", "maxLength": 9}]}},
     }
-    family = Family(name)
+    family = family_of(name)
     tools = [tool("f", parameters, strict=False)]
     family.hold(tools)
     count_to_hold, count = count, 0
@@ -440,7 +447,7 @@ def test_a_place_that_many_refer_to_is_not_written_for_each() -> None:
     names = {f"p{place}": {"$ref": "#/$defs/wide", "minLength": 1} for place in range(20_000)}
     parameters = {"type": "object", "properties": names, "$defs": {"wide": wide}}
     for name in ("pythonic", "gemma4", "qwen3_coder"):
-        family = Family(name)
+        family = family_of(name)
         started = time.process_time()
         with pytest.raises(ApiError, match="shorten the schemas"):
             family.hold([tool("f", parameters, strict=False)])
