@@ -68,9 +68,9 @@ def test_the_draft_model_is_a_quarter_at_most_and_both_are_small(
     assert sum(sizes) <= 1_500_000
 
 
-@pytest.mark.parametrize("rows", [pytest.param(1, marks=pytest.mark.slow), DOCUMENTS])
+@pytest.mark.parametrize("rows", [pytest.param(1, marks=pytest.mark.weekly), DOCUMENTS])
 @pytest.mark.parametrize(
-    ("source", "bound"), [("ngram", 0.45), pytest.param("draft", 0.6, marks=pytest.mark.slow)]
+    ("source", "bound"), [("ngram", 0.45), pytest.param("draft", 0.6, marks=pytest.mark.weekly)]
 )
 def test_drafts_save_more_than_half_of_the_steps(
     large: LoadedModel,
