@@ -23,6 +23,7 @@ from zmqengine_http.prompt.prompts import Tokenizing
 from zmqengine_http.serving import logs
 from zmqengine_http.serving.access import Access
 from zmqengine_http.serving.body import json_object
+from zmqengine_http.serving.body_room import BODIES_MAX, BodyRoom
 from zmqengine_http.serving.errors import ApiError, ErrorShape, from_engine
 from zmqengine_http.serving.exchange import Disconnected, Exchange, Receive, Scope, Send
 from zmqengine_http.serving.fetching import ImageFetching
@@ -67,6 +68,7 @@ class HttpApp:
             config,
             pool,
             Tokenizing(config.tokenize_threads),
+            BodyRoom(BODIES_MAX * config.body_bytes_max),
             StableHead(AnswerMemory(), enabled=config.stable_head),
             Meter(),
             open_traces(config.tracing),
@@ -209,6 +211,7 @@ class _Handled:
             failure = ApiError(500, "internal error", kind="server_error", code="internal_error")
             await _refuse(exchange, failure, shape)
         finally:
+            self._service.bodies.held -= exchange.body_bytes
             seconds = time.monotonic() - started
             self._service.meter.ended(self._endpoint.path, exchange.status, seconds)
             if self._service.traces is not None:
@@ -220,7 +223,7 @@ class _Handled:
         if endpoint.body is None:
             await endpoint.answer(self._service, exchange)
             return
-        data = await exchange.read_body(config.body_bytes_max)
+        data = await exchange.read_body(config.body_bytes_max, self._service.bodies)
         document = json_object(data)
         del data
         if self._service.launched is not None and endpoint.needs_model:

@@ -107,7 +107,11 @@ class HttpConfig:
         metavar="ORIGIN",
         help="Let browsers call from here; repeatable, * for any. Off by default.",
     )
-    body_bytes_max: int = option(16 << 20, within=(1024, None), help="Longest request body.")
+    body_bytes_max: int = option(
+        16 << 20,
+        within=(1024, None),
+        help="Longest request body. Those of all requests that have not ended take at most 32 times as much.",
+    )
     choices_max: int = option(128, within=(1, None), help="Choices of one request: n times its prompts.")
     default_temperature: float | None = option(
         None,

@@ -14,6 +14,7 @@ from msgspec import Struct
 from zmqengine_http.config import HttpConfig
 from zmqengine_http.prompt.prompts import Tokenizing
 from zmqengine_http.serving.body import Body
+from zmqengine_http.serving.body_room import BodyRoom
 from zmqengine_http.serving.errors import ErrorShape, openai_error
 from zmqengine_http.serving.exchange import Exchange
 from zmqengine_http.serving.fetching import ImageFetching
@@ -36,6 +37,7 @@ class Service(NamedTuple):
     config: HttpConfig
     pool: Pool
     tokenizing: Tokenizing
+    bodies: BodyRoom
     head: StableHead
     meter: Meter
     traces: Traces | None

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import dataclasses
 import io
 import json
+import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from select import select
 from typing import Any
 
 import pytest
@@ -14,7 +19,8 @@ from PIL import Image
 
 from tests.http.programs_of_others import DIRECTORY, node_wanted, results_of
 from tests.http.scripted import ScriptedClient
-from tests.http.serving import Front, post, serving
+from tests.http.serving import Front, post, serving, wait_until
+from tests.support.thread_work import ThreadWork
 from tests.support.workers import WorkerProcess
 from tools.pico.eye import pictures
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
@@ -260,6 +266,53 @@ def test_what_is_no_picture_is_a_400_that_says_so(sees: Front, part: dict[str, A
     message = json.loads(reply.body)["error"]["message"]
     assert re.search(reason, message), message
     said(post(sees, *openai(encoded())))
+
+
+def test_the_event_loop_does_nothing_of_an_image_but_send_it(sees: Front) -> None:
+    """Base64, files, pixels and frames are work of threads, also when tokens are counted."""
+    written = io.BytesIO()
+    Image.effect_noise((640, 480), 40).convert("RGB").save(written, "PNG")
+    data = base64.b64encode(written.getvalue()).decode()
+    work = ThreadWork()
+    sees.loop.call_soon_threadsafe(sys.setprofile, work)
+    for api in APIS.values():
+        said(post(sees, *api(data)))
+    path, body = anthropic(data)
+    assert post(sees, f"{path}/count_tokens", {"model": MODEL, "messages": body["messages"]}).status == 200
+    sees.loop.call_soon_threadsafe(sys.setprofile, None)
+    assert work.calls > 1000
+    assert not work.found
+
+
+def test_a_flood_of_images_takes_bounded_memory_and_texts_go_on(sees: Front) -> None:
+    """Bodies that find no room are a 429 before they are read, with the time after which to try again."""
+    sent, declared = 20_000, 24_000
+    config = HttpConfig(workers=sees.service.config.workers, probe_ms=200, aliases={"*": "fake"})
+    config = dataclasses.replace(config, body_bytes_max=32_768)
+    with serving(config) as front, contextlib.ExitStack() as stack:
+        bodies = front.service.bodies
+        refused = b""
+        for count in range(1, 60):
+            flood = stack.enter_context(socket.create_connection(("127.0.0.1", front.port)))
+            head = (
+                "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+                f"content-length: {declared}\r\n\r\n"
+            )
+            flood.sendall(head.encode() + b" " * sent)
+            wait_until(
+                lambda: bodies.held == count * sent or select([flood], [], [], 0)[0], "read or refused"
+            )  # noqa: B023
+            if bodies.held < count * sent:
+                refused = flood.recv(4096)
+                break
+        assert refused.startswith(b"HTTP/1.1 429"), refused
+        assert bodies.held + 4 * declared > 32 * config.body_bytes_max >= bodies.held
+        assert b"retry-after: 1\r\n" in refused
+        assert said(post(front, "/v1/chat/completions", chat_body(TEXT)))
+        assert bodies.held == (count - 1) * sent
+        stack.close()
+        wait_until(lambda: not bodies.held, "the flood is forgotten")
+        assert said(post(front, *openai(encoded())))
 
 
 def test_urls_are_fetched_where_the_server_may(sees: Front, monkeypatch: pytest.MonkeyPatch) -> None:

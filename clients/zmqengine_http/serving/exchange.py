@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from zmqengine_http.serving.body_room import BodyRoom
 from zmqengine_http.serving.errors import ApiError
 
 Scope = MutableMapping[str, Any]
@@ -90,23 +91,29 @@ class Exchange:
             self._headers.append((b"x-unenforced-keywords", ", ".join(shown).encode()))
             self.facts["unenforced_keywords"] = len(keywords)
 
-    async def read_body(self, bytes_max: int) -> bytes:
-        """Read the request body. Raises a 413 as soon as it exceeds `bytes_max`, or `Disconnected`."""
+    async def read_body(self, bytes_max: int, room: BodyRoom) -> bytes:
+        """Read the request body. `body_bytes` are taken of `room`, also by an error.
+
+        Raises a 413 as soon as it exceeds `bytes_max`, `Overloaded` as soon as there is no room, or `Disconnected`.
+        """
         declared = self.header(b"content-length")
-        if declared is not None and declared.isdigit() and int(declared[:20]) > bytes_max:
-            raise _too_long(bytes_max)
-        parts, length = [], 0
+        if declared is not None and declared.isdigit():
+            if int(declared[:20]) > bytes_max:
+                raise _too_long(bytes_max)
+            room.check(int(declared))
+        parts: list[bytes] = []
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise Disconnected
             part = message.get("body", b"")
-            length += len(part)
-            if length > bytes_max:
+            if self.body_bytes + len(part) > bytes_max:
                 raise _too_long(bytes_max)
+            room.check(self.body_bytes + len(part), self.body_bytes)
+            self.body_bytes += len(part)
+            room.held += len(part)
             parts.append(part)
             if not message.get("more_body"):
-                self.body_bytes = length
                 return b"".join(parts)
 
     async def unless_gone(self, work: Awaitable[None]) -> None:
