@@ -158,6 +158,24 @@ def test_what_the_worker_would_refuse_is_refused_here() -> None:
     assert kinds(blind) == []
 
 
+def test_a_worker_that_hangs_is_sent_few_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pixels of further requests are made again when it asks for them: no memory holds those of a flood."""
+    monkeypatch.setattr("zmqengine_client.core.inserting.IMAGE_BYTES_MAX", 8000)
+    network = live()
+    network.worker.received.clear()
+    many = [request(f"r{at}", images=[image(bytes([at]) * 1000)]) for at in range(30)]
+    for one in many:
+        network.session.start_request(one, network.now)
+        network.carry_out()
+    assert sum(len(body) for _, body in network.up["cmd"]) < 8000 + 1000 + 30 * 400
+    assert all(each.body is None for one in many for each in one.images)
+    for _ in range(200):
+        network.settle(8)
+        network.run_pass()
+    assert [one.tokens for one in many] == [expected(one) for one in many]
+    assert kinds(network).count("Image") == 30
+
+
 @pytest.mark.parametrize("room", [2, 3])
 def test_two_requests_share_a_small_store(room: int) -> None:
     """Both end, with their tokens, when their images fit beside each other."""

@@ -301,7 +301,7 @@ def test_a_flood_of_images_takes_bounded_memory_and_texts_go_on(sees: Front) -> 
             flood.sendall(head.encode() + b" " * sent)
             wait_until(
                 lambda: bodies.held == count * sent or select([flood], [], [], 0)[0], "read or refused"
-            )  # noqa: B023
+            )
             if bodies.held < count * sent:
                 refused = flood.recv(4096)
                 break

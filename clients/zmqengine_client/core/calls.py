@@ -85,6 +85,11 @@ class CallTable:
         """The call that this reply answers; None if it was answered before or belongs to an earlier connection."""
         return self._calls.pop(call_id, None)
 
+    @property
+    def image_bytes(self) -> int:
+        """Bytes of the images that the worker has not answered yet."""
+        return sum(len(call.frames[1]) for call in self._calls.values() if call.kind is Image)
+
     def waiting_since(self) -> float | None:
         """The time at which the oldest call without a reply was first sent."""
         return next(iter(self._calls.values())).sent_at if self._calls else None

@@ -32,6 +32,9 @@ from zmqengine_client.core.request import Request
 from zmqengine_client.images.prompt_image import WANTED_MAX, no_room
 
 RETRY_AFTER_S = 0.25
+IMAGE_BYTES_MAX = 256 * 1024 * 1024
+"""Bytes of images that the worker has not answered before those of further requests wait until it wants them: seven of
+12 megapixels. It answers within a step, unless it hangs."""
 RETRIED_AFTER_RESTART = ("not_ready", "overloaded")
 
 
@@ -150,7 +153,13 @@ class Inserting:
             self._insert_again(request, now)
 
     def _send_pixels(self, request: Request, now: float, limits: Limits) -> None:
-        """Send the pixels that were made and not sent yet. They arrive before an insert that is sent after them."""
+        """Send the pixels that were made and not sent yet. They arrive before an insert that is sent after them.
+
+        If the worker has many to answer they are dropped: it asks for them when it reads the insert.
+        """
+        if self._calls.image_bytes > IMAGE_BYTES_MAX:
+            for image in request.images:
+                image.body = None
         epoch, cache_scope = self._connection.epoch, request.options.cache_scope
         for image in request.images:
             body, image.body = image.body, None
