@@ -30,7 +30,7 @@ from zmqengine_http.serving.fetching import ImageFetching
 from zmqengine_http.serving.meter import Meter
 from zmqengine_http.serving.tracing import open_traces
 from zmqengine_http.stable_head import AnswerMemory, StableHead
-from zmqengine_http.workers.launched import ONLY_PATH, LaunchedModels, keep_alive_of, of_one_model
+from zmqengine_http.workers.launched import ONLY_KEY, ONLY_PATH, LaunchedModels, keep_alive_of, of_one_model
 from zmqengine_http.workers.pool import Pool
 from zmqengine_http.workers.worker import Connect, PooledWorker
 
@@ -226,6 +226,8 @@ class _Handled:
         data = await exchange.read_body(config.body_bytes_max, self._service.bodies)
         document = json_object(data)
         del data
+        if ONLY_KEY in exchange.scope and endpoint.needs_model:
+            document.setdefault("model", exchange.scope[ONLY_KEY].replace("--", "/"))
         if self._service.launched is not None and endpoint.needs_model:
             exchange.keep_alive_s = keep_alive_of(document)
         read = endpoint.body.read_document(document, ignore_unknown=config.unknown_fields == "ignore")

@@ -129,6 +129,32 @@ def test_wrong_input_is_refused_by_name(
     assert reply.error["param"] == param
 
 
+def test_the_endpoint_of_text_embeddings_inference_gives_a_list_of_vectors(front: Front) -> None:
+    """For every form of input; what it cannot do is refused by name."""
+    ids = ids_of(front, "abc")
+    expected = fake_vector(ids, WIDTH)
+    for given in ("abc", ["abc"], ids, [ids]):
+        reply = post(
+            front, "/embed", {"model": "embedder", "inputs": given, "normalize": True, "truncate": False}
+        )
+        assert reply.status == 200, reply.body
+        np.testing.assert_allclose(reply.json, [expected], atol=1e-7)
+    cut = post(
+        front, "/embed", {"model": "embedder", "inputs": ["a" * 100], "truncate": True, "dimensions": 5}
+    )
+    assert np.shape(cut.json) == (1, 5)
+    for fields, told in (
+        ({"inputs": "a" * 100}, "text 0 has 100 tokens, over the 64"),
+        ({"inputs": ["a", 5]}, "inputs: a list holds"),
+        ({"normalize": False}, "normalize is not supported by this server: embeddings always have length 1"),
+        ({"truncation_direction": "Left"}, "a text is cut at its end"),
+        ({"model": "ranker"}, "the model ranker makes no embeddings"),
+    ):
+        refused = post(front, "/embed", {"model": "embedder", "inputs": "a", **fields})
+        assert refused.status == 400
+        assert told in refused.error["message"]
+
+
 def test_generating_with_a_model_that_only_ranks_is_a_400(front: Front) -> None:
     """And says what the model does."""
     reply = post(front, "/v1/completions", {"model": "ranker", "prompt": "a"})
@@ -160,10 +186,26 @@ def test_rerank_gives_the_best_documents_first(front: Front, path: str) -> None:
     assert reply.json["usage"]["total_tokens"] > 0
 
 
+def test_rerank_with_texts_answers_as_text_embeddings_inference(front: Front) -> None:
+    """A list of indices and scores, the best first."""
+    texts = [f"document {number}" for number in range(9)]
+    expected = sorted(enumerate(scores(front, "q", texts)), key=lambda pair: -pair[1])
+    body = {"model": "ranker", "query": "q", "texts": texts, "return_text": True, "raw_scores": False}
+    ranked = post(front, "/rerank", {**body, "truncate": True, "truncation_direction": "Right"}).json
+    assert [each["index"] for each in ranked] == [index for index, _ in expected]
+    np.testing.assert_allclose(
+        [each["score"] for each in ranked], [score for _, score in expected], atol=1e-6
+    )
+    assert [each["text"] for each in ranked] == [texts[index] for index, _ in expected]
+
+
 def test_wrong_rerank_input_is_refused_by_name(front: Front) -> None:
     """A model without scores says so."""
     for fields, told in (
         ({"documents": []}, "documents"),
+        ({"documents": None}, "documents: give documents"),
+        ({"texts": ["a"]}, "not both"),
+        ({"raw_scores": True}, "scores are from 0 to 1"),
         ({"query": None}, "query"),
         ({"top_n": 0}, "top_n"),
         ({"rank_fields": ["a"]}, "rank_fields"),
@@ -271,9 +313,16 @@ def test_langchain_embeds_documents_and_queries(front: Front) -> None:
 
 @pytest.mark.slow
 @wanted
-@pytest.mark.parametrize("program", ["embedding_checks.py", "openai_node_embeddings.mjs"])
-def test_a_program_of_others_works(front: Front, program: str, tmp_path: Path) -> None:
-    """Cohere, litellm, llama-index, chromadb, qdrant and openai-node, in environments of their own."""
-    results = results_of(program, front.url, environment="embeddings", scratch=tmp_path)
+@pytest.mark.parametrize(
+    ("program", "environment"),
+    [
+        ("embedding_checks.py", "embeddings"),
+        ("embedding_checks.py", "retrieval"),
+        ("openai_node_embeddings.mjs", ""),
+    ],
+)
+def test_a_program_of_others_works(front: Front, program: str, environment: str, tmp_path: Path) -> None:
+    """Cohere, litellm, llama-index, haystack, chromadb, qdrant and openai-node, in environments of their own."""
+    results = results_of(program, front.url, environment=environment, scratch=tmp_path)
     assert len(results) >= 3
     assert not {result["name"]: result["error"] for result in results if result["error"]}

@@ -141,7 +141,7 @@ def _embeddings(body: bytes) -> object:
 
 
 def _rerank(body: bytes) -> object:
-    return RERANK_BODY.read(body).request.texts
+    return RERANK_BODY.read(body).request.passages
 
 
 def _detokenize(body: bytes) -> object:

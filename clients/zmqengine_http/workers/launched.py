@@ -23,7 +23,8 @@ CHANGES_MAX = 256
 """Changes that a reader of events may be behind; then it is sent the whole list instead."""
 
 ONLY_PATH = "/only/"
-"""`/only/NAME/v1/...` is this front-end with one model: SMG takes a worker for the first model that it lists."""
+"""`/only/NAME/...` is this front-end with one model: SMG takes a worker for the first model that it lists, and some
+clients name none."""
 ONLY_KEY = "zmqengine.only"
 
 Waiting = Callable[[], Awaitable[None]]

@@ -99,6 +99,51 @@ def langchain_cohere():
     check_ranked(made, lambda each: each["index"], lambda each: each["relevance_score"])
 
 
+def langchain_jina():
+    from langchain_community.document_compressors import jina_rerank
+
+    # The class has no parameter for the address.
+    jina_rerank.JINA_API_URL = URL + "/v1/rerank"
+    client = jina_rerank.JinaRerank(jina_api_key="none", model="ranker")
+    made = client.rerank(DOCUMENTS, "q", top_n=2)
+    assert len(made) == 2
+    check_ranked(made, lambda each: each["index"], lambda each: each["relevance_score"])
+
+
+def hugging_face():
+    from huggingface_hub import InferenceClient
+
+    client = InferenceClient(model=URL + "/only/embedder/embed")
+    check_vectors(client.feature_extraction(TEXTS, normalize=True, truncate=True).tolist())
+
+
+def llama_index_tei():
+    from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+    from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
+    from llama_index.postprocessor.tei_rerank import TextEmbeddingInference
+
+    check_vectors(
+        TextEmbeddingsInference(
+            model_name="embedder", base_url=URL + "/only/embedder", text_instruction="", query_instruction=""
+        ).get_text_embedding_batch(TEXTS)
+    )
+    nodes = [NodeWithScore(node=TextNode(text=document, id_=document)) for document in DOCUMENTS]
+    client = TextEmbeddingInference(base_url=URL + "/only/ranker", top_n=2)
+    made = client.postprocess_nodes(nodes, QueryBundle("q"))
+    assert len(made) == 2
+    check_ranked(made, lambda each: DOCUMENTS.index(each.node.id_), lambda each: each.score)
+
+
+def haystack_tei():
+    from haystack import Document
+    from haystack_integrations.components.embedders.huggingface_api import HuggingFaceAPIDocumentEmbedder
+
+    made = HuggingFaceAPIDocumentEmbedder(
+        "text_embeddings_inference", {"url": URL + "/only/embedder/embed"}, normalize=True
+    ).run([Document(content=text, id=str(index)) for index, text in enumerate(TEXTS)])
+    check_vectors([document.embedding for document in made["documents"]])
+
+
 def chromadb():
     from chromadb.utils.embedding_functions import OpenAIEmbeddingFunction
 
@@ -129,7 +174,7 @@ def ollama_python():
 
 CHECKS = (
     openai_python, langchain, llama_index, litellm_embedding, litellm_rerank, cohere_client, langchain_cohere,
-    chromadb, qdrant, ollama_python,
+    langchain_jina, hugging_face, llama_index_tei, haystack_tei, chromadb, qdrant, ollama_python,
 )  # fmt: skip
 
 for check in CHECKS:

@@ -1,4 +1,5 @@
-"""POST /v1/embeddings, OpenAI's API, and POST /v1/rerank, /rerank and /v2/rerank, those of Jina and Cohere."""
+"""POST /v1/embeddings, OpenAI's API; POST /embed, that of text-embeddings-inference (TEI); and POST /v1/rerank, /rerank
+and /v2/rerank, those of Jina, Cohere and TEI."""
 
 from __future__ import annotations
 
@@ -16,8 +17,10 @@ from zmqengine_client.core.embedding import Embedded
 from zmqengine_http.apis.embeddings.request import (
     EMBEDDING_BODY,
     RERANK_BODY,
+    TEI_EMBED_BODY,
     EmbeddingRequest,
     RerankRequest,
+    TeiEmbedRequest,
 )
 from zmqengine_http.endpoint import Service, post
 from zmqengine_http.generating.generation import check_ids
@@ -33,17 +36,35 @@ FLOATS_AT_ONCE = 1 << 14
 
 async def answer_embeddings(service: Service, exchange: Exchange, request: EmbeddingRequest) -> None:
     """Respond with the vector of each input."""
-    texts = request.texts
     model = service.pool.model(request.model)
-    for text in texts:
-        if not isinstance(text, str):
-            check_ids("input", text, model)
-    with client_of(service, exchange, model) as client:
-        made = await client.embed_counted(
-            texts, dimensions=request.dimensions, prompt=request.prompt_name, **request.options
-        )
+    made = await _embedded(service, exchange, model, "input", request)
     name = request.model or model.card.name
     await send_floats(exchange, made, lambda: embeddings_document(made, name, request.encoding_format))
+
+
+async def answer_tei(service: Service, exchange: Exchange, request: TeiEmbedRequest) -> None:
+    """Respond with the vector of each input, a list of lists."""
+    model = service.pool.model(request.model)
+    made = await _embedded(service, exchange, model, "inputs", request)
+    await send_floats(exchange, made, lambda: msgspec.json.encode([floats_of(each) for each in made.vectors]))
+
+
+async def _embedded(
+    service: Service,
+    exchange: Exchange,
+    model: Model,
+    name: str,
+    request: EmbeddingRequest | TeiEmbedRequest,
+) -> Embedded:
+    """The vectors of a request whose inputs are in the field `name`."""
+    texts = request.texts
+    for text in texts:
+        if not isinstance(text, str):
+            check_ids(name, text, model)
+    with client_of(service, exchange, model) as client:
+        return await client.embed_counted(
+            texts, dimensions=request.dimensions, prompt=request.prompt_name, **request.options
+        )
 
 
 def embeddings_document(made: Embedded, model: str, encoding_format: str) -> bytes:
@@ -96,12 +117,19 @@ async def send_floats(exchange: Exchange, made: Embedded, document: Callable[[],
 async def answer_rerank(service: Service, exchange: Exchange, request: RerankRequest) -> None:
     """Respond with the documents that answer the query best."""
     model = service.pool.model(request.model)
-    texts = request.texts
+    texts = request.passages
     with client_of(service, exchange, model) as client:
         made = await client.rerank_counted(
             request.query, texts, instruction=request.instruction, **request.options
         )
     exchange.facts |= {"texts": len(texts), "tokens": made.tokens}
+    if request.texts is not None:
+        ranked: list[dict[str, object]] = []
+        for each in made.ranked[: request.top_n]:
+            own = {"text": texts[each.index]} if request.return_text else {}
+            ranked.append({"index": each.index, "score": each.score, **own})
+        await exchange.send_json(ranked)
+        return
     version = "2" if exchange.scope["path"].startswith("/v2") else "1"
     results: list[dict[str, object]] = []
     for each in made.ranked[: request.top_n]:
@@ -124,5 +152,6 @@ _RERANK = "Put documents in the order in which they answer a query"
 
 ENDPOINTS = (
     post("/v1/embeddings", EMBEDDING_BODY, answer_embeddings, "Turn texts into vectors"),
+    post("/embed", TEI_EMBED_BODY, answer_tei, "Turn texts into vectors, as text-embeddings-inference does"),
     *(post(path, RERANK_BODY, answer_rerank, _RERANK) for path in ("/v1/rerank", "/rerank", "/v2/rerank")),
 )

@@ -1,7 +1,7 @@
-"""The bodies of /v1/embeddings and of the rerank endpoints.
+"""The bodies of /v1/embeddings, /embed and of the rerank endpoints.
 
 Sources: https://platform.openai.com/docs/api-reference/embeddings, https://docs.cohere.com/reference/rerank,
-https://api.jina.ai/redoc.
+https://api.jina.ai/redoc, https://huggingface.github.io/text-embeddings-inference (TEI).
 """
 
 from __future__ import annotations
@@ -48,13 +48,30 @@ class EmbeddingRequest(VectorRequest, frozen=True, kw_only=True, forbid_unknown_
     @property
     def texts(self) -> list[Text]:
         """The inputs, each a text or token ids. Raises a 400 for a list that mixes both."""
-        if isinstance(self.input, str):
-            return [self.input]
-        ids = [item for item in self.input if isinstance(item, int)]
-        others = [item for item in self.input if not isinstance(item, int)]
-        if (ids and others) or len({type(item) for item in others}) > 1:
-            raise bad_field("input", "a list holds strings, token ids or lists of token ids, not a mixture")
-        return [ids] if ids else list(others)
+        return _texts_of("input", self.input)
+
+
+class TeiEmbedRequest(VectorRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /embed, as TEI's."""
+
+    inputs: Input
+    dimensions: PositiveInt | None = None
+    prompt_name: str | None = None
+
+    @property
+    def texts(self) -> list[Text]:
+        """As those of `EmbeddingRequest`."""
+        return _texts_of("inputs", self.inputs)
+
+
+def _texts_of(name: str, given: Input) -> list[Text]:
+    if isinstance(given, str):
+        return [given]
+    ids = [item for item in given if isinstance(item, int)]
+    others = [item for item in given if not isinstance(item, int)]
+    if (ids and others) or len({type(item) for item in others}) > 1:
+        raise bad_field(name, "a list holds strings, token ids or lists of token ids, not a mixture")
+    return [ids] if ids else list(others)
 
 
 class RerankDocument(Struct, frozen=True):
@@ -64,18 +81,28 @@ class RerankDocument(Struct, frozen=True):
 
 
 class RerankRequest(VectorRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The body of POST /v1/rerank, /rerank and /v2/rerank."""
+    """The body of POST /v1/rerank, /rerank and /v2/rerank: with `documents` as Jina's and Cohere's, with `texts` as
+    TEI's."""
 
     query: str
-    documents: Annotated[list[str | RerankDocument], Meta(min_length=1)]
+    documents: Annotated[list[str | RerankDocument], Meta(min_length=1)] | None = None
+    texts: Annotated[list[str], Meta(min_length=1)] | None = None
     top_n: PositiveInt | None = None
     return_documents: bool = False
+    return_text: bool = False
     instruction: str | None = None
 
     @property
-    def texts(self) -> list[str]:
+    def passages(self) -> list[str]:
         """The text of each document."""
-        return [each if isinstance(each, str) else each.text for each in self.documents]
+        if self.texts is not None:
+            return self.texts
+        return [each if isinstance(each, str) else each.text for each in self.documents or ()]
+
+
+def _has_one_list(request: RerankRequest) -> None:
+    if (request.documents is None) == (request.texts is None):
+        raise bad_field("documents", "give documents as Jina does, or texts as TEI does, and not both")
 
 
 _SHARED = (ignored("user", "it changes no vector"),)
@@ -90,12 +117,19 @@ EMBEDDING_BODY = Body(
         refused("truncate_prompt_tokens", "truncate: true cuts texts that are too long for the model", -1),
     ),
 )
+_CUT_AT_END = refused("truncation_direction", "a text is cut at its end", "right", "Right")
+TEI_EMBED_BODY = Body(
+    TeiEmbedRequest, (_CUT_AT_END, refused("normalize", "embeddings always have length 1", True))
+)
 RERANK_BODY = Body(
     RerankRequest,
     (
         *_SHARED,
+        _CUT_AT_END,
+        refused("raw_scores", "scores are from 0 to 1", False),
         reported("max_chunks_per_doc", "a document is one chunk"),
         reported("max_tokens_per_doc", "truncate: true cuts texts that are too long for the model"),
         refused("rank_fields", "give each document as one text", []),
     ),
+    check=_has_one_list,
 )
