@@ -68,6 +68,13 @@ def test_a_model_that_is_not_there_is_refused_before_the_engine_is_imported(
         open_engine(config, _no_report)
 
 
+def test_a_bundled_model_drafts_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `--model` takes it, and as the launcher reckons with it: the import of the engine comes next."""
+    monkeypatch.setitem(sys.modules, "zmqengine.engine.open", None)
+    with pytest.raises(ImportError, match=r"engine\.open"):
+        open_engine(WorkerConfig(draft="pico"), _no_report)
+
+
 def test_a_memory_limit_that_the_weights_fill_is_refused() -> None:
     """What is left beside the weights is the budget for caches; nothing left is an error that says what to do."""
     engine = FakeEngine(FakeEngineConfig(kv_bytes_token=1, parameter_bytes=100))

@@ -48,7 +48,7 @@ class EngineOptions:
     )
     draft: str | None = option(
         None,
-        help="Draft model for --model, a smaller one with the same tokenizer: a local directory or a hub id.",
+        help="Draft model for --model, a smaller one with the same tokenizer: a bundled one, a directory or a hub id.",
         otherwise="none",
     )
     cache_dir: str | None = option(

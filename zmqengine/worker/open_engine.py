@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -153,7 +153,9 @@ def _open_mlx(config: WorkerConfig, report: Report, wake: Callable[[], None], *,
     is_bundled = config.model in BUNDLED
     # Refuse an impossible model name at once: the imports below take seconds.
     local = model_path(config.model) if is_bundled else local_directory(config.model)
-    if config.draft is not None:
+    if config.draft in BUNDLED:
+        config = replace(config, draft=str(model_path(config.draft)))
+    elif config.draft is not None:
         local_directory(config.draft)
     await_kernels = start_children(number_type(local))
     if probe:
