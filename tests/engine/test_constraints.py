@@ -306,6 +306,17 @@ def test_drafts_of_constrained_rows_change_nothing(pico: Pico, sampling: Samplin
     assert {draft.row for draft in forced} <= {0, 3, 6, 1, 4, 7}
 
 
+def test_a_grammar_that_cannot_roll_back_has_no_drafts(pico: Pico) -> None:
+    """llguidance takes back no token of a lexeme with `stop` or `max_tokens`: a draft would break the constraint."""
+    for attributes in ('stop="zq"', "max_tokens=90"):
+        row = pico.row(0, pico.grammar("lark", f"start: told\ntold[{attributes}]: /(ab){{30}}/"))
+        wanted = run_all(pico.engine(), [row])
+        run = run_all(
+            pico.engine(speculator=by_worth(ForcedRuns(), Ngrams(pico.loaded.info.vocab_size))), [row]
+        )
+        assert (run.ids(0), run.finish(0), run.drafts) == (wanted.ids(0), wanted.finish(0), [])
+
+
 def test_what_a_grammar_forces_saves_steps(pico: Pico) -> None:
     """Also where a run of forced tokens begins with a token that is on its way: the source knows how often they do."""
     rows = [

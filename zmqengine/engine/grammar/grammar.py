@@ -59,6 +59,7 @@ class Grammar:
         self._tokens = tokens
         self._template = template
         self._after = tuple(after)
+        self._can_draft = _rolls_back(template.deep_copy())
         self._kept: RowMatcher | None = None
         self._latest: RowMatcher | None = None
         self.compiled_bytes = 0
@@ -93,6 +94,7 @@ class Grammar:
         if kept is None or kept.followed != list(emitted):
             kept = RowMatcher(self._tokens, self._template.deep_copy(), self._after, emitted)
         kept.claim = self.claim
+        kept.can_draft = self._can_draft
         self._latest = kept
         return kept
 
@@ -153,6 +155,13 @@ def _check_first_mask(tokens: LLTokenizer, kind: Kind, matcher: LLMatcher) -> No
     allowed = np.unpackbits(mask, bitorder="little")[: tokens.vocab_size]
     if not matcher.is_accepting() and not set(np.flatnonzero(allowed).tolist()) - set(tokens.eos_tokens):
         raise BadRequest(f"constraint: the {kind} matches nothing")
+
+
+def _rolls_back(matcher: LLMatcher) -> bool:
+    """Whether draft tokens can be taken back; not where a lexeme of Lark has `stop` or `max_tokens`."""
+    bits = int.from_bytes(matcher.compute_bitmask(), "little")
+    matcher.consume_token((bits & -bits).bit_length() - 1)
+    return bool(matcher.rollback(1))
 
 
 def _grammar_of(tokens: LLTokenizer, kind: Kind, text: str, choices: Sequence[str]) -> dict[str, Any]:

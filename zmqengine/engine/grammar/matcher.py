@@ -39,7 +39,17 @@ class RowMatcher:
     Until then every token but those that end the output is allowed. `followed`: the tokens of the output so far.
     """
 
-    __slots__ = ("_after", "_forced", "_matcher", "_tail", "_tokens", "begun", "claim", "followed")
+    __slots__ = (
+        "_after",
+        "_forced",
+        "_matcher",
+        "_tail",
+        "_tokens",
+        "begun",
+        "can_draft",
+        "claim",
+        "followed",
+    )
 
     def __init__(
         self,
@@ -54,6 +64,8 @@ class RowMatcher:
         self._after = after
         self._tail: list[int] = []
         self.begun = not after
+        self.can_draft = True
+        """Whether tokens after the next one can be tried and taken back."""
         self.followed: list[int] = []
         self.claim: object = None
         """The claim of its grammar on memory, which a matcher may outlive."""
@@ -115,8 +127,8 @@ class RowMatcher:
         return longest if all(map(text.startswith, seen)) else None
 
     def allowed(self, tokens: Sequence[int]) -> int:
-        """Number of leading `tokens` that may come next; 0 until the constraint has begun."""
-        return int(self.parser.validate_tokens(list(tokens))) if self.begun else 0
+        """Number of leading `tokens` that may be verified as drafts; 0 until the constraint has begun."""
+        return int(self.parser.validate_tokens(list(tokens))) if self.begun and self.can_draft else 0
 
     def consume(self, token: int) -> None:
         """Follow one more token of the output. Raises `ConstraintBroken` if the grammar cannot."""
