@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import openai
 import pytest
@@ -21,8 +22,10 @@ from tests.http.serving import Front, post, serving, wait_until
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.engine.fake.fake_vectors import fake_vector
 from zmqengine.testing import FakeWorker
+from zmqengine_client.core.embedding import Embedded
 from zmqengine_client.text.reranking import probability
 from zmqengine_http import HttpConfig
+from zmqengine_http.apis.embeddings import embeddings_document, floats_of
 
 WIDTH = 24
 
@@ -266,6 +269,17 @@ def test_streams_go_on_beside_a_long_response(front: Front) -> None:
     assert len(post(front, "/v1/embeddings", with_many).json["data"]) == 4000
     looking.result(60)
     assert sorted(waits)[len(waits) // 2] < 0.1
+
+
+def test_no_call_writes_more_than_one_vector_as_text() -> None:
+    """It keeps the GIL: one call for 100,000 vectors stopped the event loop for three seconds, from the thread too."""
+    vectors = np.array([[1.5, 2.0], [0.25, 4.0]], np.float32)
+    assert [floats_of(vector) for vector in vectors] == [
+        msgspec.Raw(b"[1.5,2.0]"),
+        msgspec.Raw(b"[0.25,4.0]"),
+    ]
+    written = msgspec.json.decode(embeddings_document(Embedded(vectors, 3), "m", "float"))
+    assert [each["embedding"] for each in written["data"]] == vectors.tolist()
 
 
 # --- the clients of others -----------------------------------------------------------------------------------------

@@ -83,10 +83,9 @@ def embeddings_document(made: Embedded, model: str, encoding_format: str) -> byt
     )
 
 
-def floats_of(vector: np.ndarray) -> list[float]:
-    """A vector as numbers."""
-    floats: list[float] = vector.tolist()
-    return floats
+def floats_of(vector: np.ndarray) -> msgspec.Raw:
+    """A vector as numbers, written alone: one call for all of them would keep the GIL for seconds."""
+    return msgspec.Raw(msgspec.json.encode(vector.tolist()))
 
 
 def base64_of(vector: np.ndarray) -> str:
