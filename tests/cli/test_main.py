@@ -42,6 +42,17 @@ def test_help_lists_every_command_that_is_installed(capsys: pytest.CaptureFixtur
         assert COMMANDS[name] in shown
 
 
+@pytest.mark.parametrize("arguments", [[], ["bench"]])
+def test_a_group_without_a_command_shows_its_help(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In lines, as somebody sees who types the name alone."""
+    main(arguments)
+    shown = "".join(capsys.readouterr())
+    assert shown.startswith("Usage: zmqengine")
+    assert len(shown.splitlines()) > 10
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -19,13 +19,14 @@ def test_a_prompt_is_read_once_and_kept(start_worker: StartWorker, run: Run, tmp
     conversation, text, broken = tmp_path / "head.json", tmp_path / "head.txt", tmp_path / "broken.json"
     conversation.write_text(json.dumps({"messages": [{"role": "system", "content": "Be brief."}]}))
     text.write_text("Once upon a time")
-    broken.write_text('{"messages": 5}')
     for file in (conversation, text):
         first, second = (run("warm", "-w", worker.name, str(file)) for _ in range(2))
         assert (first.returncode, first.stdout) == (0, "")
         tokens, new = (int(word) for word in first.stderr.split() if word.isdigit())
         assert tokens == new > 5
         assert f"{tokens} tokens are kept, 1 of them new" in second.stderr
-    refused = run("warm", "-w", worker.name, str(broken))
-    assert refused.returncode == 2
-    assert "messages" in refused.stderr
+    for content, said in ((b'{"messages": 5}', "messages"), (b"\xff\xfe", "not UTF-8")):
+        broken.write_bytes(content)
+        refused = run("warm", "-w", worker.name, str(broken))
+        assert refused.returncode == 2
+        assert said in refused.stderr

@@ -87,6 +87,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         return EXIT_INTERRUPTED
     except click.ClickException as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            # A class of click 8.2 and later; earlier ones print the help themselves.
+            click.echo(error.format_message(), err=True)
+            return EXIT_USAGE
         return _fail(_usage_line(error), EXIT_USAGE if isinstance(error, click.UsageError) else EXIT_FAILED)
     except ZmqEngineError as error:
         return _fail(one_line(error), exit_code_of(error))

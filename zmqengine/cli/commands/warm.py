@@ -27,7 +27,10 @@ def warm(file: TextIO, target: WorkerTarget) -> int:
     FILE is JSON, {"messages": [...], "tools": [...]} as a front-end sends them, or else plain text. Later
     prompts reuse the prefix they share with it. At most half of the prefix cache can be pinned.
     """
-    text = file.read()
+    try:
+        text = file.read()
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"FILE is not UTF-8: {error}") from None
     with ready_client(target, name="warm") as client:
         limits = client.describe().limits
         if limits is not None and limits.cache_scope == "session":
