@@ -140,7 +140,8 @@ class DecoderModel:
         No layer is computed yet if `lazily`.
         """
         rows, width = inputs.shape
-        step = _Attention(self, inputs, self.make_cache() if cache is None else cache, lazily=lazily)
+        caches = self.make_cache() if cache is None else cache
+        step = _Attention(self, inputs, caches, reads=True, lazily=lazily)
         hidden, (attended,), _ = self._attended(self._embedded(inputs), [step])
         normed = _after_attention(self.ops, self.layers[-1], self.weights.norm, hidden, attended)[1]
         return normed.reshape(rows, width, -1)
@@ -305,8 +306,8 @@ class _Attention:
         heads = self._layers[number].heads
         mask = self._masks[heads.window]
         # The output of the last layer is unused where a prompt goes on.
-        is_last = number == len(self._layers) - 1
-        attend = self._ops.attend_lazily if is_last or self._lazily else self._ops.attend
+        is_unused = number == len(self._layers) - 1 and not self.reads
+        attend = self._ops.attend_lazily if is_unused or self._lazily else self._ops.attend
         return attend(qkv, heads, self.offset, self._caches[number], mask)
 
 

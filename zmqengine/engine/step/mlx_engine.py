@@ -192,11 +192,10 @@ class MlxEngine:
         if texts is not None and texts.rows and not result.images_s:
             if self._reads_by_layers(texts):
                 texts_s = self._read_layers(texts, tokens_max, result)
-                landing = texts.landing()
             else:
                 texts.start()
-                landing = texts.landing()
                 slices, tokens_max = self._take_texts(texts, tokens_max)
+            landing = texts.landing()
         reads = (prefill.rows or slices) and not result.images_s
         chunk = prefill.begin(tokens_max, decode.padding_room_bytes, result, slices) if reads else []
         logits = decode.step(result, self._model, chunk)
