@@ -124,7 +124,8 @@ class StepPace:
         goal_s = self._goal_s(decoding, _ahead(decoding, waiting))
         if self._speed is None:
             return goal_s
-        tokens = min(max(self._speed, self._slowest) * goal_s, self._most(decoding, waiting))
+        most = self.tokens_max if decoding else self._most_idle(waiting)
+        tokens = min(max(self._speed, self._slowest) * goal_s, most)
         token_s = self._chunk_s / self._chunk_tokens if self._chunk_s else 1 / self._speed
         return min(goal_s, tokens * token_s)
 
@@ -172,7 +173,7 @@ class StepPace:
         return min(self._speed, self._read_tokens / fewest_s) if fewest_s else self._speed
 
     def _tokens(self, decoding: int, waiting: int) -> int:
-        most = self._most(decoding, waiting)
+        most = self.tokens_max if decoding else self._most_idle(waiting)
         if not self.target_s:
             return most
         if self._speed is None:
@@ -181,9 +182,7 @@ class StepPace:
         within = int(max(self._speed, self._slowest) * self._goal_s(decoding, _ahead(decoding, waiting)))
         return max(min(TOKENS_MIN, most), min(within, most, self._room))
 
-    def _most(self, decoding: int, waiting: int) -> int:
-        if decoding:
-            return self.tokens_max
+    def _most_idle(self, waiting: int) -> int:
         return self._idle_tokens_max * (self._bounds.bunch_chunks if waiting >= _BUNCH_ROWS else 1)
 
     def _goal_s(self, decoding: int, ahead: float = 0.0) -> float:
