@@ -19,6 +19,8 @@ from zmqengine_client import AsyncClient
 from zmqengine_client.core.constrained import json_schema
 from zmqengine_client.core.options import make_options
 
+pytest.importorskip("mlx.core")
+
 Mood = Literal["glad", "sad"]
 
 
