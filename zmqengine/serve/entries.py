@@ -98,9 +98,10 @@ def signature_of(config: WorkerConfig) -> str:
 
 
 def directory_name(name: str) -> str:
-    """A unique file name for a model: letters, digits, `.`, `_`, `-`, at most 40."""
+    """A unique file name for a model: letters, digits, `.`, `_`, `-`, at most 40; not `ctl`, a socket there."""
     plain = re.sub(r"[^A-Za-z0-9._-]", "-", name)
-    if plain == name and len(name) <= 40 and plain[0].isalnum():
+    # On most Macs files whose names differ in case are one.
+    if plain == name == name.lower() and len(name) <= 40 and plain[0].isalnum() and plain != "ctl":
         return plain
     return f"{plain.strip('.-_')[:31]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
@@ -183,6 +184,8 @@ def _listed(listing: _Listing, path: Path, root: Path, common: Mapping[str, obje
         if listed.name in names:
             raise ConfigError(f"{where}: there are two of this name")
         names.add(listed.name)
+        if not all(name.isprintable() for name in (listed.name, *listed.aliases)):
+            raise ConfigError(f"{where}: a name has characters that cannot be shown")
         options = {**shared, **_options(listed.options, where)}
         if listed.draft is not None:
             options["draft"] = listed.draft
