@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from types import SimpleNamespace
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
@@ -18,6 +21,7 @@ from zmqengine.engine.prefix_cache.block import (
 )
 from zmqengine.engine.prefix_cache.eviction import EvictionOrder
 from zmqengine.engine.prefix_cache.index import BlockIndex, Node
+from zmqengine.engine.prefix_cache.offers import Offer
 from zmqengine.engine.prefix_cache.store import PrefixCache
 
 SALT = salt_of(model="m")
@@ -139,3 +143,41 @@ def test_restored_blocks_displace_others_and_not_their_own_prefix(room):
     assert not cache.pool.evict()
     cache.release("a request")
     assert cache.limit(0) == room * chain[0].bytes
+
+
+def test_eviction_of_a_leaf_leaves_a_parent_that_is_held():
+    """Where caches cannot be cut, blocks before a leaf are of no use and go with it, but for who waits for them."""
+    pool = PrefixCache(None, None, 1 << 20, {}).pool
+    nodes = [node for block in blocks(tokens(3 * BLOCK_TOKENS)) if (node := pool.add(block)) is not None]
+    pool.hold(nodes[1], "a request")
+    assert pool.evict()
+    assert list(pool.index) == nodes[:2]
+    assert not pool.evict()
+    pool.release("a request")
+    assert pool.evict()
+    assert list(pool.index) == []
+
+
+@pytest.mark.parametrize("value", [1.0, mx.nan])
+def test_an_offer_behind_one_that_is_not_finite_is_withdrawn_too(value):
+    """It may be finite, and was computed from it: here another row has added a valid block of the same tokens."""
+    cache = PrefixCache(None, None, 1 << 20, {})
+    whole = [
+        replace(block, arrays=(mx.array([number]),))
+        for block, number in zip(blocks(tokens(2 * BLOCK_TOKENS)), (value, 2.0), strict=True)
+    ]
+    offers = [Offer(0, block.tokens, SALT, block.key, [block], None) for block in whole]
+    cache._offers |= dict.fromkeys(offers)
+    assert cache.pool.add(replace(whole[0], arrays=(mx.array([1.0]),))) is not None
+    cache.prove(SimpleNamespace(offers=offers))
+    assert len(cache.pool.index) == (2 if value == 1.0 else 1)
+
+
+def test_a_prompt_that_is_pinned_again_is_unpinned_last():
+    """Of the pinned prompts that with the longest time since its pin gives way."""
+    pool = PrefixCache(None, None, 1 << 20, {}).pool
+    first, second, third = (pool.add(*blocks(tokens(BLOCK_TOKENS, seed))) for seed in range(3))
+    bytes_max = 2 * first.block.bytes
+    for node in (first, second, first, third):
+        assert pool.pin(node, bytes_max)
+    assert [node.holds for node in (first, second, third)] == [1, 0, 1]
