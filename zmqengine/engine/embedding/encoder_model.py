@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -58,8 +58,9 @@ class TextEncoder:
 
     def _vectors(self, hidden: mx.array, packed: Packed) -> mx.array:
         if self._recipe.is_reranker:
-            assert isinstance(self._encoder, Scorer), "the recipe was checked"
-            return self._encoder.score(hidden, packed).astype(mx.float32)
+            # A recipe of a reranker has a head. A check by `isinstance` fails from Python 3.12 on, which does not see
+            # the layers of a module of MLX.
+            return cast("Scorer", self._encoder).score(hidden, packed).astype(mx.float32)
         pooled = pool(hidden, packed, self._recipe.pooling or "mean")
         for dense in self._dense:
             pooled = dense(pooled)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import mlx.core as mx
 
@@ -28,7 +28,6 @@ class Encoder(Protocol):
         ...
 
 
-@runtime_checkable
 class Scorer(Encoder, Protocol):
     """An encoder with a head for scores."""
 
