@@ -156,9 +156,10 @@ class TowerBlock(Module):
             share += before
         after = Filled(tokens)
         for start, end, patches in cuts(tokens, patches_max, tiles=tiles, share=share, tokens_max=tokens_max):
-            own = (
-                attend(queries[:, :, start:end], keys, values) if attended is None else attended[:, start:end]
-            )
+            if attended is None or windows is None:
+                own = attend(queries[:, :, start:end], keys, values)
+            else:
+                own = attended[:, windows.order[start:end]]
             after.put(start, self._add(states[:, start:end], own))
             yield [after.array], patches
         return after.array
@@ -219,9 +220,8 @@ def axes_rotation(grid: tuple[int, int], row_freqs: mx.array, column_freqs: mx.a
 
 
 def _attend_windows(queries: mx.array, keys: mx.array, values: mx.array, windows: Windows) -> mx.array:
-    """Attention within windows, [tiles, tokens, width]."""
-    found = [attend(*_of_windows(group, queries, keys, values)) for group in windows.groups]
-    return _from_windows(found, queries.shape[0], windows)
+    """Attention within windows, [tiles, tokens, width] in the order of the windows."""
+    return mx.concatenate([_attended(group, queries, keys, values) for group in windows.groups], axis=1)
 
 
 def _windows_in_pieces(
@@ -232,33 +232,26 @@ def _windows_in_pieces(
     patches_max: Callable[[], int],
     share: float,
 ) -> Generator[tuple[list[mx.array], int], None, mx.array]:
-    """`_attend_windows`, some queries of every window at a time."""
-    found = []
+    """`_attend_windows`, some windows at a time."""
+    filled = Filled(queries.shape[2])
+    before = 0
     for group in windows.groups:
-        own_queries, own_keys, own_values = _of_windows(group, queries, keys, values)
-        count, _, tokens, _ = own_queries.shape
-        filled = Filled(tokens)
-        for start, end, patches in cuts(tokens, patches_max, tiles=count, share=share):
-            filled.put(start, attend(own_queries[:, :, start:end], own_keys, own_values))
+        count, tokens = group.shape
+        for start, end, patches in cuts(count, patches_max, tiles=queries.shape[0] * tokens, share=share):
+            filled.put(before + start * tokens, _attended(group[start:end], queries, keys, values))
             yield [filled.array], patches
-        found.append(filled.array)
-    return _from_windows(found, queries.shape[0], windows)
+        before += count * tokens
+    return filled.array
 
 
-def _of_windows(group: mx.array, *parts: mx.array) -> list[mx.array]:
-    """Heads [windows, heads, tokens, width of a head] of the windows of one size."""
-    found = []
-    for part in parts:
-        _, heads, _, width = part.shape
-        own = part[:, :, group].transpose(0, 2, 1, 3, 4)
-        found.append(own.reshape(-1, heads, group.shape[1], width))
-    return found
-
-
-def _from_windows(found: Sequence[mx.array], tiles: int, windows: Windows) -> mx.array:
-    """States by window to states by token, [tiles, tokens, width]."""
-    flat = [part.reshape(tiles, -1, part.shape[-1]) for part in found]
-    return mx.concatenate(flat, axis=1)[:, windows.order]
+def _attended(group: mx.array, queries: mx.array, keys: mx.array, values: mx.array) -> mx.array:
+    """Attention within windows of one size, [tiles, tokens, width] in their order."""
+    tiles, heads, _, width = queries.shape
+    own = [
+        part[:, :, group].transpose(0, 2, 1, 3, 4).reshape(-1, heads, group.shape[1], width)
+        for part in (queries, keys, values)
+    ]
+    return attend(*own).reshape(tiles, -1, heads * width)
 
 
 def attend(queries: mx.array, keys: mx.array, values: mx.array) -> mx.array:
