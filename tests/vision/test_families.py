@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from tests.vision.make_cases import pixels_of
 from tests.vision.test_towers import ROTATED, tower_of
 from zmqengine.engine.interface import RowImage, RowRequest
 from zmqengine.engine.load.loader import load
-from zmqengine.engine.open import open_mlx_engine
+from zmqengine.engine.open import OpenedEngine, open_mlx_engine
 from zmqengine.vision_card import image_hash
 
 COUNT = 6
@@ -69,6 +70,26 @@ def test_a_checkpoint_sees_in_the_engine(name: str, tmp_path: Path) -> None:
 def test_tokens_are_those_of_transformers(name: str, chunk: int, alone: bool, tmp_path: Path) -> None:
     """From pixels to tokens, in chunks of any length, beside a row of text, twice: found in the prefix cache, too."""
     check_tokens(write(tmp_path, case(name)), case(name), chunk, alone=alone)
+
+
+def test_a_model_that_has_no_memory_for_an_image_says_how_much_it_takes(tmp_path: Path) -> None:
+    """It still serves text; the reason goes out with the tokenizer, and its number is the least that does."""
+    directory = write(tmp_path, case("smolvlm"))
+    options = engine_options({"warm_up_s": 0.0, "speculate": "off"})
+
+    def opened(limit_bytes: int) -> OpenedEngine:
+        found = open_mlx_engine(str(directory), options, limit_memory=lambda *_: limit_bytes)
+        found.engine.close()
+        return found
+
+    blind = opened(256 << 20)
+    assert blind.engine.info.vision is None
+    told = re.fullmatch(
+        r"no image fits .* --memory-limit (\d+)MiB is .*", str(blind.tokenizer.facts["blind"])
+    )
+    assert told is not None
+    assert opened((int(told[1]) - 1) << 20).engine.info.vision is None
+    assert opened(int(told[1]) << 20).engine.info.image_patches_max > 0
 
 
 def test_qwen2_vl_is_read_as_it_was_published(tmp_path: Path) -> None:

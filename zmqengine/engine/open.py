@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -27,7 +28,7 @@ from zmqengine.engine.kv import KVKernels, PlainKernels  # noqa: E402
 from zmqengine.engine.load.fingerprint import fingerprint  # noqa: E402
 from zmqengine.engine.load.loader import LoadedModel, Report, load  # noqa: E402
 from zmqengine.engine.load.open_model import OpenedModel, open_model  # noqa: E402
-from zmqengine.engine.load.tokenizer_export import ExportedTokenizer, with_vision  # noqa: E402
+from zmqengine.engine.load.tokenizer_export import ExportedTokenizer, with_vision, without_vision  # noqa: E402
 from zmqengine.engine.models.cpu_ops import CpuOps  # noqa: E402
 from zmqengine.engine.models.mlx_lm import mlx_lm_version  # noqa: E402
 from zmqengine.engine.models.ops import Ops, PlainOps  # noqa: E402
@@ -169,8 +170,10 @@ def _fit_eye(loaded: LoadedModel, eye: Eye | None, limit_bytes: int) -> tuple[Lo
         return loaded, None
     patches_max = eye.largest_patches(int(limit_bytes * TOWER_SHARE))
     if not patches_max:
-        log.warning("no image fits in the memory limit: the model sees none", extra={"limit": limit_bytes})
-        return loaded, None
+        least = math.ceil(eye.tower.peak_bytes(eye.grids(1)) / TOWER_SHARE / (1 << 20))
+        reason = f"no image fits in its memory limit: --memory-limit {least}MiB is the least that takes one"
+        log.warning("the model sees no images", extra={"reason": reason})
+        return replace(loaded, tokenizer=without_vision(loaded.tokenizer, reason)), None
     info = replace(loaded.info, vision=eye.card, image_patches_max=patches_max)
     return replace(loaded, info=info, tokenizer=with_vision(loaded.tokenizer, eye.card)), eye
 

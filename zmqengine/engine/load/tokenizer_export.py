@@ -73,10 +73,16 @@ def export_tokenizer(tokenizer: Any, more_facts: Mapping[str, str | bool | int] 
     return replace(exported, hash=_hash(exported))
 
 
-def with_vision(exported: ExportedTokenizer, card: VisionCard | None) -> ExportedTokenizer:
+def with_vision(exported: ExportedTokenizer, card: VisionCard) -> ExportedTokenizer:
     """The bundle with a model's vision card."""
     seeing = replace(exported, vision=card)
     return replace(seeing, hash=_hash(seeing))
+
+
+def without_vision(exported: ExportedTokenizer, reason: str) -> ExportedTokenizer:
+    """The bundle with the reason for which a model with a vision tower takes no images."""
+    blind = replace(exported, facts={**exported.facts, "blind": reason})
+    return replace(blind, hash=_hash(blind))
 
 
 def _hash(exported: ExportedTokenizer) -> str:
