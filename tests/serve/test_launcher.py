@@ -13,7 +13,7 @@ import pytest
 from tests.serve.launching import LauncherProcess, entry_of, fake, toml, wait_for
 from tests.support.workers import START_S, wait_until
 from zmqengine.config import WorkerConfig
-from zmqengine.errors import ConfigError, ModelLoadError, NeverFits, UnknownModel
+from zmqengine.errors import ConfigError, Draining, ModelLoadError, NeverFits, UnknownModel
 from zmqengine.protocol.launcher import ModelProgress
 from zmqengine.worker.process.parent import WORKER_CONFIG
 from zmqengine_client import AsyncClient
@@ -64,6 +64,23 @@ def test_two_models_that_do_not_fit_take_turns() -> None:
                 assert (await entry_of(launcher, "a")).state == "unloaded"
 
         asyncio.run(run())
+
+
+def test_a_launcher_that_stops_refuses_who_waits_for_a_model() -> None:
+    """At once: nothing is loaded any more, and the wait would last until the drain time is over."""
+    with LauncherProcess(TWO) as launched:
+
+        async def run() -> None:
+            async with launched.client() as launcher:
+                await launcher.want("a")
+                waiting = asyncio.create_task(launcher.want("b", timeout_s=START_S))
+                await wait_for(launcher, "b", lambda entry: entry.waiting, "nobody waits for b")
+                launched.process.terminate()
+                with pytest.raises(Draining, match="the launcher is stopping"):
+                    await waiting
+
+        asyncio.run(run())
+        assert launched.process.wait(START_S) == 0
 
 
 def test_what_is_not_on_the_list_or_does_not_fit_is_refused_at_once() -> None:

@@ -117,9 +117,14 @@ class Launcher:
             self._control.close()
 
     def stop(self) -> None:
-        """Let the front-end and workers finish what runs, then end. The second time they end at once."""
+        """Let the front-end and workers finish what runs, refuse what waits, then end. The second time they end at
+        once."""
         self._stops += 1
         self._stopping.set()
+        for model in self._fleet.models.values():
+            for ticket in list(model.waiting):
+                self._fleet.release(ticket, time.monotonic())
+                self._control.refuse(ticket, Draining("the launcher is stopping"))
         if self._stops > 1:
             for process in self._processes():
                 process.send(signal.SIGTERM)
