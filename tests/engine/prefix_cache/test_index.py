@@ -169,14 +169,15 @@ def test_an_offer_behind_one_that_is_not_finite_is_withdrawn_too(value):
     offers = [Offer(0, block.tokens, SALT, block.key, [block], None) for block in whole]
     cache._offers |= dict.fromkeys(offers)
     assert cache.pool.add(replace(whole[0], arrays=(mx.array([1.0]),))) is not None
-    cache.prove(SimpleNamespace(offers=offers))
+    cache.prove(SimpleNamespace(offers=offers))  # type: ignore[arg-type]
     assert len(cache.pool.index) == (2 if value == 1.0 else 1)
 
 
 def test_a_prompt_that_is_pinned_again_is_unpinned_last():
     """Of the pinned prompts that with the longest time since its pin gives way."""
     pool = PrefixCache(None, None, 1 << 20, {}).pool
-    first, second, third = (pool.add(*blocks(tokens(BLOCK_TOKENS, seed))) for seed in range(3))
+    added = (pool.add(*blocks(tokens(BLOCK_TOKENS, seed))) for seed in range(3))
+    first, second, third = (node for node in added if node is not None)
     bytes_max = 2 * first.block.bytes
     for node in (first, second, first, third):
         assert pool.pin(node, bytes_max)
