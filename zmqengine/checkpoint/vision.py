@@ -211,14 +211,15 @@ def _idefics3(given: _Given) -> VisionCard:
 
 def _internvl(given: _Given) -> VisionCard:
     vision, config, processor = given.vision, given.config, given.processor
-    tile = _side(vision["image_size"])
+    tile = side_of(vision["image_size"])
     is_chat = _model_type(config) == "internvl_chat"
     token = given.token(str(given.whole.get("image_token") or "<IMG_CONTEXT>"))
     most = int(config.get("max_dynamic_patch", 12) if is_chat else processor.get("max_patches", 12))
     least = int(config.get("min_dynamic_patch", 1) if is_chat else processor.get("min_patches", 1))
     splits = bool(config.get("dynamic_image_size", True)) if is_chat else True
     return VisionCard(
-        kind="internvl", patch=_side(vision["patch_size"]), merge=round(1 / float(config.get("downsample_ratio", 0.5))),
+        kind="internvl", patch=side_of(vision["patch_size"]),
+        merge=round(1 / float(config.get("downsample_ratio", 0.5))),
         resize="tiles_ratio" if splits else "fixed", filter=given.filter("bicubic"), tile=tile,
         tiles_min=least if splits else 0, tiles_max=most if splits else 0,
         overview=splits and bool(config.get("use_thumbnail", True)),
@@ -296,7 +297,7 @@ def _piece(given: _Given, name: str) -> list[int]:
     return given.text(name) if found is None else [int(found)]
 
 
-def _side(value: Any) -> int:
+def side_of(value: Any) -> int:
     """Pixels a side, which newer configs give as height and width."""
     return int(value[0]) if isinstance(value, list) else int(value)
 

@@ -63,18 +63,16 @@ def fetch(url: str) -> bytes:
 def is_public(address: Address) -> bool:
     """Whether an address and the IPv4 address embedded in it, if any, are of the public internet."""
     if isinstance(address, ipaddress.IPv6Address):
-        inner = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
-        if any(address in network for network in _NAT64):
-            inner.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
         # IPv4-compatible addresses, which are deprecated (RFC 4291, 2.5.5.1).
         if int(address) >> 32 == 0:
             return False
         if address.ipv4_mapped is not None:
             return is_public(address.ipv4_mapped)
+        if any(address in network for network in _NAT64):
+            return is_public(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+        inner = (address.sixtofour, *(address.teredo or ()))
         if not all(is_public(each) for each in inner if each is not None):
             return False
-        if any(address in network for network in _NAT64):
-            return True
     return address.is_global and not (address.is_multicast or address.is_reserved)
 
 

@@ -46,7 +46,7 @@ class TowerJob(Protocol):
         ...
 
     def features(self) -> Features:
-        """The result, evaluated, once `step` has returned False."""
+        """The result, evaluated, once `step` has returned 0."""
         ...
 
 

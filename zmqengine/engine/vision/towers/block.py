@@ -45,6 +45,10 @@ class BlockShape(NamedTuple):
         """Multiplications of a token in the products of a block, as multiples of its width."""
         return 4 * self.width + (3 if self.gated else 2) * self.inner
 
+    def token_floats(self, patch: int) -> int:
+        """Floats that a token takes at most at one time, its patch included and attention scores not."""
+        return 8 * self.width + 3 * self.inner + 3 * patch**2
+
     def shares(self, seen: int) -> tuple[float, float, float]:
         """Shares of queries, keys and values, of attention where a token sees `seen`, and of the rest.
 

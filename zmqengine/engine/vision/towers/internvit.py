@@ -11,6 +11,7 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm
 
+from zmqengine.checkpoint.vision import side_of
 from zmqengine.engine.models.arrays import Weights
 from zmqengine.engine.vision.towers.block import BlockShape, TowerBlock
 from zmqengine.engine.vision.towers.layered import Grid
@@ -86,7 +87,7 @@ class InternVit(Module):
         self.layers = [TowerBlock(shape) for _ in range(vision["num_hidden_layers"])]
         text = config.get("text_config") or config["llm_config"]
         self.width = int(text["hidden_size"])
-        self.token_floats = 8 * width + 2 * shape.inner + 3 * patch**2
+        self.token_floats = shape.token_floats(patch)
         self.merge, self.extra_tokens = merge_of(config), 1
         self.norm = LayerNorm(width * self.merge**2)
         self.linear1 = Linear(width * self.merge**2, self.width)
@@ -110,11 +111,6 @@ class InternVit(Module):
     def deep(self, states: mx.array, place: int, grid: Grid) -> mx.array:
         """None of its layers has features of its own."""
         raise NotImplementedError
-
-
-def side_of(value: Any) -> int:
-    """Pixels a side, which newer configs give as height and width."""
-    return int(value[0]) if isinstance(value, list) else int(value)
 
 
 def merge_of(config: dict[str, Any]) -> int:

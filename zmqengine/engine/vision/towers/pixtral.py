@@ -50,7 +50,7 @@ class Pixtral(Module):
         self.before = RMSNorm(width, eps=1e-5)
         self.layers = [TowerBlock(shape) for _ in range(vision["num_hidden_layers"])]
         self.width = int(text["hidden_size"])
-        self.token_floats = 8 * width + 3 * shape.inner + 3 * patch**2
+        self.token_floats = shape.token_floats(patch)
         self.merge, self.extra_tokens = merge_of(config), 0
         bias = bool(config.get("multimodal_projector_bias", config["model_type"] != "mistral3"))
         if config["model_type"] == "mistral3":

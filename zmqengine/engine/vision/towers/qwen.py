@@ -87,7 +87,7 @@ class QwenVision(Module):
             self.deep_mergers = [
                 Merger(width, merge, self.width, norm, norms_cells=True) for _ in self.deep_layers
             ]
-        self.token_floats = 8 * width + 3 * shape.inner + 3 * patch**2
+        self.token_floats = shape.token_floats(patch)
         dim = width // heads // 2
         self._freqs = 10_000.0 ** (-mx.arange(0, dim, 2, dtype=mx.float32) / dim)
         self._full_layers = frozenset(vision.get("fullatt_block_indexes") or ()) if is_windowed else None

@@ -60,7 +60,7 @@ class Siglip(Module):
         self.layers = [TowerBlock(shape) for _ in range(vision["num_hidden_layers"])]
         self.after = LayerNorm(width, eps=shape.eps)
         self.width = int(config["text_config"]["hidden_size"])
-        self.token_floats = 8 * width + 2 * shape.inner + 3 * patch**2
+        self.token_floats = shape.token_floats(patch)
         self.merge, self.extra_tokens = merge_of(config), 0
         self._resampled = is_lfm
         joined = width * self.merge**2
