@@ -158,6 +158,15 @@ def test_texts_take_a_share_of_the_time_of_rows_that_decode(call_s: float, token
     assert settled[60] == plain_s, "some steps have no texts, so that these are timed"
 
 
+def test_few_texts_say_nothing_about_many() -> None:
+    """Single short ones beside rows that decode take next to no time, and do not let in a step full of others."""
+    pace, plain_s = TextPace(), 0.010
+    for _ in range(300):
+        if pace.choose(4, plain_s):
+            pace.record(4, plain_s * 1.01)
+    assert max(pace.choose(2048, plain_s) for _ in range(8)) <= 16
+
+
 def test_texts_wait_until_a_step_without_them_was_timed() -> None:
     """Otherwise nothing says what they take."""
     pace = TextPace()
