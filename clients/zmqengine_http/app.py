@@ -14,7 +14,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from zmqengine_client import AsyncClient, ClientEvent, load_keys
-from zmqengine_client.errors import ZmqEngineError
+from zmqengine_client.errors import Overloaded, ZmqEngineError
 from zmqengine_http.answers.respond import COMMENT
 from zmqengine_http.config import HttpConfig
 from zmqengine_http.endpoint import Endpoint, Service
@@ -223,7 +223,11 @@ class _Handled:
         if endpoint.body is None:
             await endpoint.answer(self._service, exchange)
             return
-        data = await exchange.read_body(config.body_bytes_max, self._service.bodies)
+        try:
+            data = await exchange.read_body(config.body_bytes_max, self._service.bodies)
+        except Overloaded:
+            await exchange.discard_body(config.body_bytes_max)
+            raise
         document = json_object(data)
         del data
         if ONLY_KEY in exchange.scope and endpoint.needs_model:

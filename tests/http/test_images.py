@@ -20,7 +20,7 @@ from PIL import Image
 
 from tests.http.programs_of_others import DIRECTORY, node_wanted, results_of
 from tests.http.scripted import ScriptedClient
-from tests.http.serving import Front, post, serving, wait_until
+from tests.http.serving import Front, call, post, serving, wait_until
 from tests.support.thread_work import ThreadWork
 from tests.support.workers import WorkerProcess
 from tools.pico.eye import pictures
@@ -319,6 +319,22 @@ def test_a_flood_of_images_takes_bounded_memory_and_texts_go_on(sees: Front) -> 
         stack.close()
         wait_until(lambda: not bodies.held, "the flood is forgotten")
         assert said(post(front, *openai(encoded())))
+
+
+def test_a_refused_body_is_read_before_its_connection_is_closed(sees: Front) -> None:
+    """Else a client that sends `Connection: close` sees a reset in place of the reason."""
+    config = HttpConfig(workers=sees.service.config.workers, probe_ms=200, body_bytes_max=4 << 20)
+    with serving(config) as front:
+        bodies = front.service.bodies
+        bodies.held = held = 31 * config.body_bytes_max
+        headers = {"content-type": "application/json", "connection": "close"}
+        chunked = headers | {"transfer-encoding": "chunked"}
+        large = b"%x\r\n" % (2 << 20) + b" " * (2 << 20) + b"\r\n0\r\n\r\n"
+        for body, given in ((b" " * config.body_bytes_max, headers), (large, chunked)):
+            reply = call(front, "POST", "/v1/chat/completions", body, given)
+            assert reply.status == 429
+            assert "try again" in reply.error["message"]
+            assert bodies.held == held
 
 
 def test_urls_are_fetched_where_the_server_may(sees: Front, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,7 @@ class Exchange:
         self.waited = False
         self.status = 0
         self.body_bytes = 0
+        self._more_body = True
         self._headers: list[tuple[bytes, bytes]] = []
         self._ignored: list[str] = []
         self._receive = receive
@@ -103,18 +104,33 @@ class Exchange:
             room.check(int(declared))
         parts: list[bytes] = []
         while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise Disconnected
-            part = message.get("body", b"")
+            part = await self._receive_part()
             if self.body_bytes + len(part) > bytes_max:
                 raise _too_long(bytes_max)
             room.check(self.body_bytes + len(part), self.body_bytes)
             self.body_bytes += len(part)
             room.held += len(part)
             parts.append(part)
-            if not message.get("more_body"):
+            if not self._more_body:
                 return b"".join(parts)
+
+    async def _receive_part(self) -> bytes:
+        """The next part of the body."""
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise Disconnected
+        self._more_body = message.get("more_body", False)
+        part: bytes = message.get("body", b"")
+        return part
+
+    async def discard_body(self, bytes_max: int) -> None:
+        """Read what is left of a refused body, `bytes_max` at most, if its connection is to be closed.
+
+        A connection that is closed with bytes unread is reset, and its client never sees the refusal.
+        """
+        closes = (self.header(b"connection") or "").lower() == "close" or self.scope["http_version"] == "1.0"
+        while closes and self._more_body and bytes_max > 0:
+            bytes_max -= len(await self._receive_part())
 
     async def unless_gone(self, work: Awaitable[None]) -> None:
         """Await `work`; if the client disconnects first, cancel it and raise `Disconnected`.
