@@ -45,6 +45,7 @@ _ITEMS_MAX_OF_OTHERS = 2_000
 _MAYBE_EMPTY = re.compile(r"\[\^|&&|--|\\P")
 _SCHEMAS_MAX = 256
 """Schemas in one `lark` grammar, one for each tool of a request; 5,000 empty ones take seconds to compile."""
+_TOO_DEEP = "constraint: the schema is nested too deep"
 _COUNTS = re.compile(r'"(lexer_cost|all_items)": (\d+)')
 _MAIN = '%llguidance {"no_forcing": true}\n'
 
@@ -219,7 +220,9 @@ def _text_of(tokens: LLTokenizer, after: Sequence[int]) -> str:
 def _parsed(text: str) -> object:
     try:
         return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except RecursionError:
+        raise BadRequest(_TOO_DEEP) from None
+    except msgspec.DecodeError as error:
         raise BadRequest(f"constraint: the schema is not valid JSON: {error}") from None
 
 
@@ -228,7 +231,9 @@ def _schema(schema: Any) -> dict[str, Any]:
         found = _to_the_letter(schema)
         check_satisfiable(found)
         return found
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise BadRequest(_TOO_DEEP) from None
+    except ValueError as error:
         raise BadRequest(f"constraint: {error}") from None
 
 
@@ -247,7 +252,7 @@ def _with_schemas(lark: str) -> str:
                 schema, at = json.JSONDecoder().raw_decode(lark, at)
                 pieces.append(json.dumps(_schema(schema)))
             except RecursionError:
-                raise BadRequest("constraint: the schema is nested too deep") from None
+                raise BadRequest(_TOO_DEEP) from None
             except json.JSONDecodeError:
                 continue  # llguidance says where.
     return "".join([*pieces, lark[at:]])
