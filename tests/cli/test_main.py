@@ -63,6 +63,7 @@ def test_a_group_without_a_command_shows_its_help(
         (["worker", "--rows-max", "0"], "--rows-max is 0: it must be from 1 to 4096"),
         (["worker", "--bind", "tcp://0.0.0.0:1"], "make keys with `zmqengine keygen`"),
         (["status", "--worker", "a b"], "'a b' is not a worker address"),
+        (["serve", "--gateway", "foo"], "'foo' is not a URL such as http://HOST:30000"),
     ],
 )
 def test_bad_usage_is_one_line_and_code_2(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import threading
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,7 @@ from tests.support.workers import START_S, wait_until
 from zmqengine.config import WorkerConfig
 from zmqengine.errors import ConfigError, Draining, ModelLoadError, NeverFits, UnknownModel
 from zmqengine.protocol.launcher import ModelProgress
+from zmqengine.serve.gateway import GatewayRegistration
 from zmqengine.worker.process.parent import WORKER_CONFIG
 from zmqengine_client import AsyncClient
 
@@ -247,6 +249,24 @@ def test_a_model_that_is_to_be_preloaded_and_cannot_be_is_told() -> None:
     models = {"a": {**fake(6), "pin": True, "preload": True}, "b": {**fake(20), "preload": True}}
     with LauncherProcess(toml(models, memory="8G")) as launched:
         wait_until(lambda: "not preloaded: b needs 20.00 GiB" in launched.log, "it is not told")
+
+
+def test_a_gateway_that_speaks_no_http_is_one_that_does_not_answer(caplog: pytest.LogCaptureFixture) -> None:
+    """Its models are registered once it does; and the launcher that stops meanwhile ends its workers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def talk() -> None:
+            with server.accept()[0] as connection:
+                connection.sendall(b"220 mail.example ESMTP\r\n")
+
+        thread = threading.Thread(target=talk)
+        thread.start()
+        registration = GatewayRegistration(
+            f"http://127.0.0.1:{server.getsockname()[1]}", "http://127.0.0.1:1"
+        )
+        asyncio.run(registration.keep(()))
+        thread.join()
+    assert "the gateway does not answer" in caplog.text
 
 
 def test_a_second_launcher_is_refused_and_harms_nobody() -> None:

@@ -7,6 +7,7 @@ below `/only/NAME`. The gateway's list is read each time, so that a restarted ga
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import logging
 import socket
@@ -46,7 +47,7 @@ class GatewayRegistration:
             if self._failing:
                 log.info("the gateway answers again", extra={"gateway": self._gateway})
             self._failing = False
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
             if not self._failing:
                 log.warning(
                     "the gateway does not answer", extra={"gateway": self._gateway, "reason": str(error)}
@@ -80,7 +81,7 @@ class GatewayRegistration:
         try:
             with urllib.request.urlopen(f"{self._base}/health", timeout=ANSWER_S) as answer:
                 return bool(answer.status == 200)
-        except OSError:
+        except (OSError, http.client.HTTPException):
             return False
 
     def _call(self, method: str, path: str, body: dict[str, str] | None = None) -> Any:

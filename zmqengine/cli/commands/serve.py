@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
     from zmqengine.serve.gateway import GatewayRegistration
 
 HTTP_PORT = 8000
+
+
+def _http_url(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    if value is not None and not re.match(r"https?://[^\s/]+(/\S*)?$", value):
+        raise click.BadParameter(f"{value!r} is not a URL such as http://HOST:30000")
+    return value
 
 
 @click.command()
@@ -41,6 +48,7 @@ HTTP_PORT = 8000
 )
 @click.option(
     "--gateway",
+    callback=_http_url,
     metavar="URL",
     help="Register the models with this SMG gateway, for one address of several machines; see docs/serve.md.",
 )
