@@ -213,14 +213,16 @@ def axes_rotation(grid: tuple[int, int], row_freqs: mx.array, column_freqs: mx.a
     rows, columns = grid
     by_row = mx.arange(rows, dtype=mx.float32)[:, None, None] * row_freqs
     by_column = mx.arange(columns, dtype=mx.float32)[None, :, None] * column_freqs
-    angles = mx.concatenate(
-        [
-            mx.broadcast_to(by_row, (rows, columns, row_freqs.size)),
-            mx.broadcast_to(by_column, (rows, columns, column_freqs.size)),
-        ],
-        axis=-1,
-    ).reshape(rows * columns, -1)
-    return Rotation(mx.cos(angles), mx.sin(angles))
+
+    def spread(function: Callable[[mx.array], mx.array]) -> mx.array:
+        # A row has one angle for all of its columns: a large image has few angles and millions of numbers.
+        numbers = [
+            mx.broadcast_to(function(angles), (rows, columns, angles.shape[-1]))
+            for angles in (by_row, by_column)
+        ]
+        return mx.concatenate(numbers, axis=-1).reshape(rows * columns, -1)
+
+    return Rotation(spread(mx.cos), spread(mx.sin))
 
 
 def _attend_windows(queries: mx.array, keys: mx.array, values: mx.array, windows: Windows) -> mx.array:
