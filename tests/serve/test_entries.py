@@ -120,6 +120,10 @@ def test_a_directory_offers_every_model_in_it(tmp_path: Path) -> None:
 def test_nothing_stands_for_everything_on_this_machine(tmp_path: Path) -> None:
     shutil.copytree(model_path(), tmp_path / "hub" / "models--owner--name" / "snapshots" / "1")
     shutil.copytree(model_path(), tmp_path / ".lmstudio" / "models" / "maker" / "other")
+    # Damaged files of other programs hide no model.
+    (tmp_path / "hub" / "models--owner--name" / "refs").mkdir()
+    (tmp_path / "hub" / "models--owner--name" / "refs" / "main").write_bytes(b"\xff")
+    (tmp_path / ".lmstudio" / "settings.json").write_text('{"downloadsFolder": "~nobody-here/models"}')
     offer = read_offer([], ROOT, {})
     assert set(offer.entries) == {*BUNDLED, "owner/name", "maker/other"}
     assert offer.find("other").name == "maker/other"

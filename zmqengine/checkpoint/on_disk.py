@@ -51,7 +51,8 @@ def newest_snapshot(repository: Path) -> Path | None:
         named = repository / "snapshots" / (repository / "refs" / "main").read_text().strip()
         if named.is_dir():
             return named
-    except OSError:
+    except (OSError, ValueError):
+        # None, or bytes that are no text.
         pass
     snapshots = [path for path in repository.glob("snapshots/*") if path.is_dir()]
     return max(snapshots, key=lambda path: path.stat().st_mtime, default=None)

@@ -5,6 +5,7 @@ LM Studio keeps OWNER/NAME directories. Ollama keeps a manifest for each NAME:TA
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,7 +44,9 @@ def lm_studio_directories() -> list[Path]:
     for settings in (home / ".lmstudio" / "settings.json", home / ".cache" / "lm-studio" / "settings.json"):
         folder = _document(settings).get("downloadsFolder")
         if isinstance(folder, str) and folder:
-            chosen.append(Path(folder).expanduser())
+            with contextlib.suppress(RuntimeError):
+                # Of a user who does not exist.
+                chosen.append(Path(folder).expanduser())
     usual = [home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models"]
     return [path for path in dict.fromkeys([*chosen, *usual]) if path.is_dir()]
 
