@@ -23,6 +23,7 @@ from zmqengine.errors import (
 from zmqengine.protocol.messages import Description, GetMetrics, Metrics, Ping, TokenizerBundle
 from zmqengine.testing import FakeWorker
 from zmqengine_client import AsyncClient, Completion
+from zmqengine_client.core.options import Options, check_options, make_options
 from zmqengine_client.core.request import Request
 from zmqengine_client.text import tokenizer_cache
 from zmqengine_client.text.tokenizer import Tokenizer
@@ -451,6 +452,15 @@ def test_many_streams_are_read_together(connect: Connect, worker: FakeWorker) ->
                 _ = streams[-1].result
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"max_tokens": 0}, "max_tokens"), ({"seed": -1}, "seed"), ({"seed": 2**70}, "more than 64 bits")],
+)
+def test_an_option_out_of_range_is_refused_before_it_is_sent(options: Options, said: str) -> None:
+    with pytest.raises(BadRequest, match=said):
+        check_options(make_options(options))
 
 
 def test_the_tokenizer_is_fetched_once(

@@ -95,6 +95,7 @@ def test_the_workers_divide_the_memory_of_the_list(tmp_path: Path) -> None:
         ("[[model]]\nname = ''", "length"),
         ("[[model]]\nname = 'a'\npath = 'pico'\nttl = -2", "ttl"),
         ("[[model]", "line 1"),
+        ("[model]\nname = 'a'", r"\[\[model\]\]"),
     ],
 )
 def test_a_mistake_is_one_sentence_that_names_it(tmp_path: Path, text: str, said: str) -> None:

@@ -169,7 +169,10 @@ class _Listing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, re
 
 def _read_file(path: Path) -> _Listing:
     try:
-        return msgspec.convert(tomllib.loads(path.read_text("utf-8")), _Listing)
+        written = tomllib.loads(path.read_text("utf-8"))
+        if isinstance(written.get("model"), dict):
+            raise ConfigError(f"{path}: [model] is one table: write [[model]] before each model")
+        return msgspec.convert(written, _Listing)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from None
     except msgspec.ValidationError as error:

@@ -135,7 +135,9 @@ def check_options(options: RequestOptions) -> None:
     """Raise `BadRequest`, naming the field, for a type or range that the protocol does not allow."""
     try:
         _insert_decoder.decode(msgspec.msgpack.encode(insert_of(options)))
-    except (msgspec.MsgspecError, TypeError, OverflowError, UnicodeEncodeError) as error:
+    except OverflowError:
+        raise BadRequest("an integer among the options has more than 64 bits") from None
+    except (msgspec.MsgspecError, TypeError, UnicodeEncodeError) as error:
         raise BadRequest(str(error)) from None
 
 
