@@ -225,7 +225,7 @@ class _Handled:
             return
         try:
             data = await exchange.read_body(config.body_bytes_max, self._service.bodies)
-        except Overloaded:
+        except (Overloaded, ApiError):
             await exchange.discard_body(config.body_bytes_max)
             raise
         document = json_object(data)
