@@ -56,11 +56,13 @@ class Grammar:
     It begins at once, or after the consecutive tokens `after`: see `compile_grammar`.
     """
 
-    def __init__(self, tokens: LLTokenizer, template: LLMatcher, after: Sequence[int] = ()) -> None:
+    def __init__(
+        self, tokens: LLTokenizer, template: LLMatcher, after: Sequence[int], *, can_draft: bool
+    ) -> None:
         self._tokens = tokens
         self._template = template
         self._after = tuple(after)
-        self._can_draft = _rolls_back(template.deep_copy())
+        self._can_draft = can_draft
         self._kept: RowMatcher | None = None
         self._latest: RowMatcher | None = None
         self.compiled_bytes = 0
@@ -124,11 +126,12 @@ def compile_grammar(
     """
     answer, marker = _grammar_of(tokens, kind, text, choices), _text_of(tokens, after)
     matcher = _compiled(tokens, kind, answer, "start: @answer")
-    _check_first_mask(tokens, kind, matcher.deep_copy())
+    first = matcher.deep_copy()
+    can_draft = _rolls_back(first, _first_mask(tokens, kind, first))
     if marker:
         free = f"before[suffix={json.dumps(marker, ensure_ascii=False)}]: /(?s:.*)/"
         matcher = _compiled(tokens, kind, answer, f"start: before @answer\n{free}")
-    return Grammar(tokens, matcher, () if marker else after)
+    return Grammar(tokens, matcher, () if marker else after, can_draft=can_draft)
 
 
 def _compiled(tokens: LLTokenizer, kind: Kind, answer: dict[str, Any], start: str) -> LLMatcher:
@@ -148,20 +151,23 @@ def _compiled(tokens: LLTokenizer, kind: Kind, answer: dict[str, Any], start: st
     return matcher
 
 
-def _check_first_mask(tokens: LLTokenizer, kind: Kind, matcher: LLMatcher) -> None:
-    """Refuse a grammar that allows no first token, or is too complex to find one."""
+def _first_mask(tokens: LLTokenizer, kind: Kind, matcher: LLMatcher) -> np.ndarray:
+    """Whether each token may be the first, 0 or 1. Raises `BadRequest` if none may, or if it is too complex to tell."""
     mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
     if matcher.is_error() and NOTHING not in matcher.get_error():
         raise BadRequest(f"constraint: {_reason(kind, matcher.get_error())}")
     allowed = np.unpackbits(mask, bitorder="little")[: tokens.vocab_size]
     if not matcher.is_accepting() and not set(np.flatnonzero(allowed).tolist()) - set(tokens.eos_tokens):
         raise BadRequest(f"constraint: the {kind} matches nothing")
+    return allowed
 
 
-def _rolls_back(matcher: LLMatcher) -> bool:
-    """Whether draft tokens can be taken back; not where a lexeme of Lark has `stop` or `max_tokens`."""
-    bits = int.from_bytes(matcher.compute_bitmask(), "little")
-    matcher.consume_token((bits & -bits).bit_length() - 1)
+def _rolls_back(matcher: LLMatcher, first: np.ndarray) -> bool:
+    """Whether draft tokens can be taken back; not where any lexeme of Lark has `stop` or `max_tokens`.
+
+    Tries it with a token that `first` allows.
+    """
+    matcher.consume_token(int(first.argmax()))
     return bool(matcher.rollback(1))
 
 
