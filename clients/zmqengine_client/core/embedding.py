@@ -12,7 +12,7 @@ import msgspec
 from zmqengine.errors import BadRequest
 from zmqengine.protocol.messages import Embed, End, Limits, ModelCard, VectorKind
 from zmqengine.request_rules import Vectors, check_text, check_vectors
-from zmqengine_client.core.options import RequestOptions
+from zmqengine_client.core.options import RequestOptions, checked_command
 from zmqengine_client.core.request import Request
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ MESSAGE_BYTES = 1024
 """Maximum bytes of a message without its texts."""
 BATCH = 1
 """The priority of batch work."""
+_embed_decoder = msgspec.msgpack.Decoder(Embed)
 
 Progress = Callable[[int, int], None]
 
@@ -112,10 +113,7 @@ def embed_of(
         priority=options.get("priority", BATCH),
         deadline_ms=options.get("deadline_ms"),
     )
-    try:
-        return msgspec.msgpack.decode(msgspec.msgpack.encode(command), type=Embed)
-    except (msgspec.MsgspecError, TypeError, OverflowError) as error:
-        raise BadRequest(str(error)) from None
+    return checked_command(command, _embed_decoder)
 
 
 def request_of(command: Embed) -> Request:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Sequence
-from typing import cast
+from typing import TypeVar, cast
 
 import msgspec
 from msgspec import Struct
@@ -18,6 +18,9 @@ MAX_TOKENS = 256
 
 _SAMPLING = frozenset(Sampling.__struct_fields__)
 _NO_EPOCH = bytes(8)
+
+
+T = TypeVar("T", bound=Struct)
 
 
 class Options(SamplingOptions, total=False):
@@ -133,8 +136,13 @@ def insert_of(options: RequestOptions) -> Insert:
 
 def check_options(options: RequestOptions) -> None:
     """Raise `BadRequest`, naming the field, for a type or range that the protocol does not allow."""
+    checked_command(insert_of(options), _insert_decoder)
+
+
+def checked_command(command: T, decoder: msgspec.msgpack.Decoder[T]) -> T:
+    """The command as a worker would read it. Raises `BadRequest` as `check_options` does."""
     try:
-        _insert_decoder.decode(msgspec.msgpack.encode(insert_of(options)))
+        return decoder.decode(msgspec.msgpack.encode(command))
     except OverflowError:
         raise BadRequest("an integer among the options has more than 64 bits") from None
     except (msgspec.MsgspecError, TypeError, UnicodeEncodeError) as error:

@@ -50,7 +50,7 @@ def read_lazily(model: Any, segment: Segment) -> mx.array:
     """The last hidden states [rows, width, dim] of a segment, of which no layer is computed yet."""
     if isinstance(model, DecoderModel):
         return model.hidden(segment.inputs, segment.caches, lazily=True)
-    states: mx.array = trunk_of(model)(segment.inputs, cache=segment.caches)
+    states: mx.array = _alone(model, segment)
     return states
 
 
