@@ -46,7 +46,7 @@ def test_help_lists_every_command_that_is_installed(capsys: pytest.CaptureFixtur
 def test_a_group_without_a_command_shows_its_help(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In lines, as somebody sees who types the name alone."""
+    """The help of a group spans lines, and is no error of one line."""
     main(arguments)
     shown = "".join(capsys.readouterr())
     assert shown.startswith("Usage: zmqengine")

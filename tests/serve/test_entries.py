@@ -90,7 +90,7 @@ def test_the_workers_divide_the_memory_of_the_list(tmp_path: Path) -> None:
         ("memory = 0", "memory"),
         ("[[model]]\nname = 'a'\npath = 'pico'\naliases = [\"b\\u001b[31m\"]", "model 'a'.*cannot be shown"),
         ("[[model]]\nname='a'\npath='pico'\noptions = { memory-limit = '2X' }", "'a': memory-limit: '2X'"),
-        ("[[model]]\nname='a'\npath='~nobody-here/x'", "model 'a'.*home directory"),
+        ("[[model]]\nname='a'\npath='~no-such-user/x'", "model 'a'.*home directory"),
         (f"[[model]]\nname='a'\npath='{'a' * 300}/b'", "model 'a'.*too long"),
         ("[[model]]\nname = ''", "length"),
         ("[[model]]\nname = 'a'\npath = 'pico'\nttl = -2", "ttl"),
@@ -124,7 +124,7 @@ def test_nothing_stands_for_everything_on_this_machine(tmp_path: Path) -> None:
     # Damaged files of other programs hide no model.
     (tmp_path / "hub" / "models--owner--name" / "refs").mkdir()
     (tmp_path / "hub" / "models--owner--name" / "refs" / "main").write_bytes(b"\xff")
-    (tmp_path / ".lmstudio" / "settings.json").write_text('{"downloadsFolder": "~nobody-here/models"}')
+    (tmp_path / ".lmstudio" / "settings.json").write_text('{"downloadsFolder": "~no-such-user/models"}')
     offer = read_offer([], ROOT, {})
     assert set(offer.entries) == {*BUNDLED, "owner/name", "maker/other"}
     assert offer.find("other").name == "maker/other"

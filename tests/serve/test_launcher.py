@@ -58,7 +58,7 @@ def test_two_models_that_do_not_fit_take_turns() -> None:
             async with launched.client() as launcher:
                 call, _ = await launcher.want("a")
                 waiting = asyncio.create_task(launcher.want("b"))
-                await wait_for(launcher, "b", lambda entry: entry.waiting, "nobody waits for b")
+                await wait_for(launcher, "b", lambda entry: entry.waiting, "no request waits for b")
                 listed = await launcher.models()
                 assert listed.reserved_bytes <= listed.budget_bytes
                 launcher.free(call)
@@ -76,7 +76,7 @@ def test_a_launcher_that_stops_refuses_who_waits_for_a_model() -> None:
             async with launched.client() as launcher:
                 await launcher.want("a")
                 waiting = asyncio.create_task(launcher.want("b", timeout_s=START_S))
-                await wait_for(launcher, "b", lambda entry: entry.waiting, "nobody waits for b")
+                await wait_for(launcher, "b", lambda entry: entry.waiting, "no request waits for b")
                 launched.process.terminate()
                 with pytest.raises(Draining, match="the launcher is stopping"):
                     await waiting
@@ -252,7 +252,7 @@ def test_a_model_that_is_to_be_preloaded_and_cannot_be_is_told() -> None:
 
 
 def test_a_gateway_that_speaks_no_http_is_one_that_does_not_answer(caplog: pytest.LogCaptureFixture) -> None:
-    """Its models are registered once it does; and the launcher that stops meanwhile ends its workers."""
+    """An HTTP error of the gateway ends neither the registration, which is tried again, nor a stop of the launcher."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def talk() -> None:

@@ -45,7 +45,7 @@ def lm_studio_directories() -> list[Path]:
         folder = _document(settings).get("downloadsFolder")
         if isinstance(folder, str) and folder:
             with contextlib.suppress(RuntimeError):
-                # Of a user who does not exist.
+                # expanduser raises if the path names a user that does not exist.
                 chosen.append(Path(folder).expanduser())
     usual = [home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models"]
     return [path for path in dict.fromkeys([*chosen, *usual]) if path.is_dir()]

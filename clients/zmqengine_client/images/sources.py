@@ -61,7 +61,7 @@ def base64_bytes(data: str) -> bytes:
 
 
 def _decoded(data: str) -> Iterator[bytes]:
-    """The bytes of `data` in slices, between which other threads run. Raises `ValueError` for what is not base64."""
+    """Decode base64 `data` in slices, so that other threads run in between. Raises `ValueError` if it is not base64."""
     rest, is_padded = "", False
     for start in range(0, len(data), SLICE_BYTES):
         # White space is dropped: many encoders break lines.

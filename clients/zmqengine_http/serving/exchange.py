@@ -124,7 +124,7 @@ class Exchange:
         return part
 
     async def discard_body(self, bytes_max: int) -> None:
-        """Read what is left of a refused body, `bytes_max` at most, if its connection is to be closed.
+        """Read the rest of a refused body, at most `bytes_max`, if the server will close its connection.
 
         A connection that is closed with bytes unread is reset, and its client never sees the refusal.
         """

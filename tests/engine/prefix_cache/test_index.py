@@ -146,7 +146,7 @@ def test_restored_blocks_displace_others_and_not_their_own_prefix(room):
 
 
 def test_eviction_of_a_leaf_leaves_a_parent_that_is_held():
-    """Where caches cannot be cut, blocks before a leaf are of no use and go with it, but for who waits for them."""
+    """Where caches cannot be cut, eviction of a leaf evicts its parents too, except those that a request holds."""
     pool = PrefixCache(None, None, 1 << 20, {}).pool
     nodes = [node for block in blocks(tokens(3 * BLOCK_TOKENS)) if (node := pool.add(block)) is not None]
     pool.hold(nodes[1], "a request")
@@ -174,7 +174,7 @@ def test_an_offer_behind_one_that_is_not_finite_is_withdrawn_too(value):
 
 
 def test_a_prompt_that_is_pinned_again_is_unpinned_last():
-    """Of the pinned prompts that with the longest time since its pin gives way."""
+    """A pin beyond the limit unpins the prompt whose last pin is the oldest."""
     pool = PrefixCache(None, None, 1 << 20, {}).pool
     added = (pool.add(*blocks(tokens(BLOCK_TOKENS, seed))) for seed in range(3))
     first, second, third = (node for node in added if node is not None)

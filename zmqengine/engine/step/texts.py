@@ -143,7 +143,7 @@ class Texts:
         return bool(self._layers)
 
     def defer(self, layers: Sequence[Sequence[mx.array]], pooled: Sequence[mx.array], tokens: int) -> None:
-        """Keep a chunk of these `tokens` for `compute`: the KV caches of its layers, and what was pooled."""
+        """Keep a chunk of `tokens` tokens for `compute`: the KV caches of its `layers`, and its `pooled` states."""
         # The caches of a layer are computed from the layer before; behind the last one come pooled states.
         last = [array for layer in layers for array in layer]
         self._layers.extend([*(list(layer) for layer in layers[1:]), [*last, *pooled]])
