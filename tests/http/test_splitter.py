@@ -167,6 +167,25 @@ def test_no_text_is_lost_and_arguments_always_parse(text: str, cuts: list[int]) 
         assert isinstance(json.loads(call.text), dict)
 
 
+@pytest.mark.parametrize(
+    ("name", "inside"),
+    [
+        ("pythonic", "[a(b=1), c()]"),
+        ("json_list", '[{"name": "a", "arguments": {}}, {"name": "b", "arguments": {}}]'),
+        ("mistral", '[{"name": "a", "arguments": {}}]'),
+        ("apertus", '[{"a": {}}]'),
+    ],
+)
+def test_calls_in_a_list_are_whole(name: str, inside: str) -> None:
+    """An answer that ended with them was told to have been cut: finish_reason was length."""
+    format_ = FORMATS[name]
+    splitter = MarkerSplitter(Markers(calls=format_), calls=True)
+    splitter.feed(format_.start + inside + format_.end)
+    splitter.finish()
+    assert splitter.saw_call
+    assert not splitter.incomplete_call
+
+
 @given(CUTS)
 @pytest.mark.parametrize(
     ("text", "call"),

@@ -206,7 +206,8 @@ class MarkerSplitter:
         """Calls after a streamed one that were not streamed; other text is syntax of the format."""
         assert self._format
         tail = self._format.tail.match(inside)
-        text = inside[tail.end() :].strip(_BETWEEN) if tail else ""
+        # Calls may stand in a list, whose bracket closes behind the last.
+        text = inside[tail.end() :].strip(_BETWEEN + "]") if tail else ""
         calls = (parse_calls(text, self._format, self._schemas) or []) if text else []
         self.incomplete_call |= bool(text) and not calls
         return calls
