@@ -388,12 +388,10 @@ def test_every_format_tells_several_calls_as_they_come(name: str, inside: str, c
 def test_text_between_tags_is_told_by_its_schema(
     arguments: str, meant: dict[str, object], cuts: list[int]
 ) -> None:
-    """What the parser of whole calls makes of it, wherever it is cut."""
+    """Values have the types of the schema, wherever the text is cut."""
     known = {**TYPED["f"]["properties"], **TYPED["g"]["properties"], "l": {"type": "array"}}
     schemas = {"f": {"properties": known}}
     format_ = FORMATS["glm47"]
-    if arguments and "l" not in meant:
-        assert format_.parse("f" + arguments, schemas)[0].arguments == meant
     text = f"<tool_call>f{arguments}</tool_call>"
     (call,) = split(text, cuts, Markers(calls=format_), schemas=schemas)[2]
     assert (call.kind, call.name, json.loads(call.text)) == ("call", "f", meant)
@@ -420,7 +418,6 @@ def test_the_line_break_at_the_end_of_a_file_is_kept(
     """It is the value's, except where the format has one around each value."""
     format_ = FORMATS[name]
     schemas = {"f": {"properties": {"b": {"type": "string"}}}}
-    assert format_.parse(inside, schemas)[0].arguments == {"b": meant}
     text = format_.start + inside + format_.end
     (call,) = split(text, cuts, Markers(calls=format_), schemas=schemas)[2]
     assert (call.kind, json.loads(call.text)) == ("call", {"b": meant})

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from zmqengine_http.tool_calls import FORMATS, Markers, MarkerSplitter, ParsedCall, find_markers
 from zmqengine_http.tool_calls.call_format import Schemas
 from zmqengine_http.tool_calls.lenient_json import Malformed, read_whole
+from zmqengine_http.tool_calls.nested_tags import parse_nested
 
 WEATHER = ParsedCall("get_weather", {"city": "Łódź", "days": 3})
 SCHEMAS = {
@@ -123,13 +124,34 @@ WRITTEN = [
 ]
 
 
+def calls_in(name: str, text: str, schemas: Schemas) -> tuple[list[ParsedCall], str]:
+    """The calls between the markers of a format, whole, and the content of the output."""
+    format_ = FORMATS[name]
+    splitter = MarkerSplitter(Markers(calls=format_), calls=True, schemas=schemas)
+    deltas = splitter.feed(format_.start + text + format_.end) + splitter.finish()
+    calls, content = [], ""
+    name = arguments = ""
+    for kind, piece, called in deltas:
+        if kind == "content":
+            content += piece
+        elif kind == "call_start":
+            name, arguments = called, ""
+        elif kind == "call_text":
+            arguments += piece
+        elif kind == "call":
+            calls.append(ParsedCall(called, json.loads(piece)))
+        elif not splitter.incomplete_call:
+            calls.append(ParsedCall(name, json.loads(arguments)))
+    return calls, content
+
+
 @pytest.mark.parametrize(("name", "text"), WRITTEN)
 def test_a_call_is_read_in_each_format(name: str, text: str) -> None:
     """Name and typed arguments come out, whatever the family writes around them.
 
     vllm-mlx #479: Gemma 4 quantised models emit tool arguments in single quotes.
     """
-    assert FORMATS[name].parse(text, SCHEMAS) == [WEATHER]
+    assert calls_in(name, text, SCHEMAS) == ([WEATHER], "")
 
 
 @pytest.mark.parametrize(
@@ -149,18 +171,14 @@ def test_a_call_is_read_in_each_format(name: str, text: str) -> None:
 )
 def test_several_calls_are_read_in_order(name: str, text: str) -> None:
     """Calls that come together are all there."""
-    assert FORMATS[name].parse(text, {}) == [ParsedCall("a", {}), ParsedCall("b", {})]
+    assert calls_in(name, text, {}) == ([ParsedCall("a", {}), ParsedCall("b", {})], "")
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
 @given(text=st.text(max_size=200) | st.text(alphabet="{}[]()<>\"':,=|a1 \\", max_size=60))
-def test_any_text_is_calls_or_malformed(name: str, text: str) -> None:
-    """mlx-lm #1441: one malformed tool call killed the stream; here nothing but Malformed is ever raised."""
-    try:
-        calls = FORMATS[name].parse(text, SCHEMAS)
-    except Malformed:
-        return
-    assert calls
+def test_any_text_is_calls_or_content(name: str, text: str) -> None:
+    """mlx-lm #1441: one malformed tool call killed the stream; here nothing is ever raised."""
+    calls, _ = calls_in(name, text, SCHEMAS)
     assert all(json.loads(json.dumps(call.arguments, allow_nan=False)) == call.arguments for call in calls)
 
 
@@ -289,10 +307,10 @@ def test_nested_tags_are_objects_and_lists() -> None:
     inside = numbers + tag("o", tag("a", "x < y\n") + tag("l", tag("item", "1") + tag("item", tag("b", ""))))
     text = f'{MARK}<invoke name="f">{inside}{MARK}</invoke>'
     arguments: dict[str, object] = {"n": [1], "o": {"a": "x < y\n", "l": ["1", {"b": ""}]}}
-    assert FORMATS["minimax_m3"].parse(text, schemas) == [ParsedCall("f", arguments)]
+    assert calls_in("minimax_m3", text, schemas) == ([ParsedCall("f", arguments)], "")
     for broken in (text[:-3], text.replace("</o>", "</p>"), text + numbers):
         with pytest.raises(Malformed):
-            FORMATS["minimax_m3"].parse(broken, schemas)
+            parse_nested(broken, schemas)
 
 
 @pytest.mark.parametrize("name", sorted(name for name, found in FORMATS.items() if found.write))

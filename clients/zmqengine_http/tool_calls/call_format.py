@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from zmqengine_http.tool_calls.json_arguments import ArgumentsParser, JsonArguments
@@ -27,38 +27,25 @@ def _read_json(parameters: Mapping[str, object], end: str) -> ArgumentsParser:
 class CallFormat(NamedTuple):
     """A format of tool calls, between the markers `start` and `end`; an empty `end` is the end of the output.
 
-    `parse` parses complete text between the markers, given the schemas; raises `Malformed`. `bare`: an output
-    that begins with `{` is a call without a marker.
-
     Arguments are streamed while they are generated: `header` matches the text before the arguments of a call,
     and its one group that matched is the function's name; `read` makes a parser of the arguments from the
     function's parameters and `end`; `tail` matches the text that closes the call after them.
+
+    `parse`, where there is one, parses complete text between the markers that `header` does not match, given the
+    schemas; raises `Malformed`. `bare`: an output that begins with `{` is a call without a marker.
 
     `write` renders calls, markers included, for chat templates that cannot. `name` identifies the format.
     """
 
     start: str
     end: str
-    parse: Callable[[str, Schemas], list[ParsedCall]]
     header: re.Pattern[str]
     tail: re.Pattern[str] = re.compile("")
     read: Callable[[Mapping[str, object], str], ArgumentsParser] = _read_json
+    parse: Callable[[str, Schemas], list[ParsedCall]] | None = None
     bare: bool = False
     write: Callable[[Sequence[ParsedCall]], str] | None = None
     name: str = ""
-
-
-def sections(
-    text: str, opening: re.Pattern[str], closing: re.Pattern[str]
-) -> Iterator[tuple[re.Match[str], str]]:
-    """Each match of `opening`, and the text from there to the next match of `closing`, in one pass over the text.
-
-    As one pattern, `opening(.*?)closing` would read to the end of the text again for each opening that is not closed.
-    """
-    at = 0
-    while (found := opening.search(text, at)) and (end := closing.search(text, found.end())):
-        yield found, text[found.end() : end.start()]
-        at = end.end()
 
 
 def skip(text: str, at: int, characters: str = " \t\r\n") -> int:

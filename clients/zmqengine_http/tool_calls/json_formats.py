@@ -12,7 +12,6 @@ from zmqengine_http.tool_calls.call_format import (
     Schemas,
     as_arguments,
     nonempty,
-    sections,
     skip,
 )
 from zmqengine_http.tool_calls.lenient_json import Malformed, read_value, read_whole
@@ -53,93 +52,6 @@ def parse_llama4(text: str, schemas: Schemas) -> list[ParsedCall]:
     return parse_json(text.replace("<|python_end|>", " "), schemas)
 
 
-def parse_keyed(text: str, schemas: Schemas) -> list[ParsedCall]:
-    """Parse `[{"name": {...}}, ...]` of Apertus."""
-    calls = []
-    for value in _values(text):
-        if not isinstance(value, dict):
-            raise Malformed("a call is an object")
-        calls += [ParsedCall(name, as_arguments(arguments)) for name, arguments in value.items()]
-    return nonempty(calls)
-
-
-_MISTRAL_BARE_HEADER = re.compile(r"\s*([\w.-]+)\s*(?=\{)")
-_MISTRAL_HEADER = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*[\w-]+\s*)?\[ARGS\]\s*")
-
-
-def parse_mistral(text: str, schemas: Schemas) -> list[ParsedCall]:
-    """Parse Mistral's list of JSON calls, or its newer sequence of `name[ARGS]{...}`."""
-    if text.lstrip().startswith("["):
-        return parse_json(text, schemas)
-    calls, at = [], 0
-    while (at := skip(text, at)) < len(text):
-        at += len("[TOOL_CALLS]") if text.startswith("[TOOL_CALLS]", at) else 0
-        header = _MISTRAL_HEADER.match(text, at) or _MISTRAL_BARE_HEADER.match(text, at)
-        if not header:
-            raise Malformed("no function name")
-        arguments, at = read_value(text, header.end())
-        calls.append(ParsedCall(header[1], as_arguments(arguments)))
-    return nonempty(calls)
-
-
-_KIMI_CALL = re.compile(
-    r"<\|tool_call_begin\|>\s*(?:functions\.)?([\w.-]+?)(?::\d+)?\s*<\|tool_call_argument_begin\|>"
-)
-_KIMI_END = re.compile(r"<\|tool_call_end\|>")
-
-
-def parse_kimi(text: str, schemas: Schemas) -> list[ParsedCall]:
-    """Parse a tool-call section of Kimi K2."""
-    return nonempty(
-        [
-            ParsedCall(found[1], as_arguments(read_whole(inside)))
-            for found, inside in sections(text, _KIMI_CALL, _KIMI_END)
-        ]
-    )
-
-
-_DEEPSEEK_CALL = re.compile(f"<{BAR}tool{GAP}call{GAP}begin{BAR}>([^<]*)<{BAR}tool{GAP}sep{BAR}>")
-_DEEPSEEK_END = re.compile(f"<{BAR}tool{GAP}call{GAP}end{BAR}>")
-_FENCE = "```"
-_NAME = re.compile(r"[\w.-]+")
-
-
-def parse_deepseek(text: str, schemas: Schemas) -> list[ParsedCall]:
-    """Parse a tool-calls section of DeepSeek V3 (`function`, name and fenced JSON) or V3.1 (name and
-    JSON)."""
-    calls = []
-    for found, inside in sections(text, _DEEPSEEK_CALL, _DEEPSEEK_END):
-        name, fence, fenced = (part.strip() for part in inside.partition(_FENCE))
-        if fence and _NAME.fullmatch(name) and fenced.endswith(_FENCE):
-            arguments = fenced.removeprefix("json").removesuffix(_FENCE)
-        else:
-            name, arguments = found[1].strip(), inside
-        calls.append(ParsedCall(name, as_arguments(read_whole(arguments))))
-    return nonempty(calls)
-
-
-def parse_named(text: str, schemas: Schemas) -> list[ParsedCall]:
-    """Parse `name>{...}` of Functionary, whose start marker is the beginning of the tag."""
-    name, _, arguments = text.partition(">")
-    if not _NAME.fullmatch(name):
-        raise Malformed("no function name")
-    return [ParsedCall(name, as_arguments(read_whole(arguments)))]
-
-
-_SOLAR_CALL = re.compile(r"<\|tool_call:begin\|>[^<]*<\|tool_call:name\|>\s*([\w.-]+)\s*<\|tool_call:args\|>")
-_SOLAR_END = re.compile(r"<\|tool_call:end\|>")
-
-
-def parse_solar(text: str, schemas: Schemas) -> list[ParsedCall]:
-    """Parse calls of Solar Open, each with an id, a name and arguments."""
-    return nonempty(
-        [
-            ParsedCall(found[1], as_arguments(read_whole(inside)))
-            for found, inside in sections(text, _SOLAR_CALL, _SOLAR_END)
-        ]
-    )
-
-
 # A single call, or the next one of a list.
 _JSON_CALL = (
     r'(?:\[\s*)?\{\s*(?:"tool_call_id"\s*:\s*"[^"]*"\s*,\s*)?"(?:tool_)?name"\s*:\s*"([^"\\]+)"\s*,\s*'
@@ -173,7 +85,7 @@ _SOLAR_HEADER = re.compile(
 
 
 def _json(start: str, end: str = "") -> CallFormat:
-    return CallFormat(start, end, parse_json, _JSON_HEADER, _JSON_TAIL)
+    return CallFormat(start, end, _JSON_HEADER, _JSON_TAIL, parse=parse_json)
 
 
 def _write_each(calls: Sequence[ParsedCall]) -> str:
@@ -204,23 +116,27 @@ JSON_FORMATS: dict[str, CallFormat] = {
     "internlm2": _json("<|action_start|><|plugin|>", "<|action_end|>"),
     "gigachat3": _json("<|function_call|>"),
     "cohere": _json("<|START_ACTION|>", "<|END_ACTION|>"),
-    "apertus": CallFormat("<|tools_prefix|>", "<|tools_suffix|>", parse_keyed, _KEYED_HEADER, re.compile(r"\s*\}")),
-    "functionary": CallFormat("<function=", "</function>", parse_named, _NAMED_HEADER),
+    "apertus": CallFormat("<|tools_prefix|>", "<|tools_suffix|>", _KEYED_HEADER, re.compile(r"\s*\}")),
+    "functionary": CallFormat("<function=", "</function>", _NAMED_HEADER),
     "solar_open": CallFormat(
-        "<|tool_calls|>", "<|calls|>", parse_solar, _SOLAR_HEADER, re.compile(r"\s*<\|tool_call:end\|>")
+        "<|tool_calls|>", "<|calls|>", _SOLAR_HEADER, re.compile(r"\s*<\|tool_call:end\|>")
     ),
-    "mistral": CallFormat("[TOOL_CALLS]", "", parse_mistral, _MISTRAL_START, _MISTRAL_TAIL),
+    "mistral": CallFormat("[TOOL_CALLS]", "", _MISTRAL_START, _MISTRAL_TAIL, parse=parse_json),
     "llama3_json": _json("<|python_tag|>")._replace(bare=True),
     "llama4_json": CallFormat(
-        "<|python_start|>", "", parse_llama4, _LLAMA4_HEADER, re.compile(r"\s*\}\s*(?:<\|python_end\|>)?"), bare=True
+        "<|python_start|>",
+        "",
+        _LLAMA4_HEADER,
+        re.compile(r"\s*\}\s*(?:<\|python_end\|>)?"),
+        parse=parse_llama4,
+        bare=True,
     ),
     "kimi_k2": CallFormat(
-        "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", parse_kimi, _KIMI_HEADER, _KIMI_TAIL
+        "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", _KIMI_HEADER, _KIMI_TAIL
     ),
     "deepseek_v3": CallFormat(
         f"<{BAR}tool{GAP}calls{GAP}begin{BAR}>",
         f"<{BAR}tool{GAP}calls{GAP}end{BAR}>",
-        parse_deepseek,
         _DEEPSEEK_HEADER,
         _DEEPSEEK_TAIL,
     ),

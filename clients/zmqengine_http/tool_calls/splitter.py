@@ -250,7 +250,9 @@ class MarkerSplitter:
 
 
 def parse_calls(text: str, format_: CallFormat, schemas: Schemas) -> list[Delta] | None:
-    """The calls in a complete text, or None if it is malformed."""
+    """The calls in a complete text that was not streamed, or None if it is malformed."""
+    if format_.parse is None:
+        return None
     try:
         return [
             Delta("call", msgspec.json.encode(call.arguments).decode(), call.name)
