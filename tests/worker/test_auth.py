@@ -13,7 +13,7 @@ from zmq.utils import z85
 
 from tests.support.sockets import send_if_open
 from zmqengine.errors import ConfigError
-from zmqengine.worker.wire.auth import ZAP_ADDRESS, ZapHandler, apply_server
+from zmqengine.worker.wire.auth import ZAP_ADDRESS, Guard
 from zmqengine.worker.wire.keys import KeyPair, load_key_pair, write_key_pair
 
 WAIT_MS = 60_000
@@ -35,7 +35,7 @@ class Door:
         self.operators.mkdir()
         self.server = load_key_pair(write_key_pair(tmp_path, "worker").secret)
         self.context: zmq.Context[Any] = zmq.Context()
-        self.zap = ZapHandler(self.context, self.authorized, self.operators)
+        self.zap = Guard(self.context, self.server, self.authorized, self.operators)
         self.monitors: dict[zmq.Socket[bytes], zmq.Socket[bytes]] = {}
         self.router = self._guarded(zmq.ROUTER)
         self.publisher = self._guarded(zmq.XPUB)
@@ -81,7 +81,7 @@ class Door:
     def _guarded(self, kind: int) -> zmq.Socket[bytes]:
         socket = self.context.socket(kind)
         socket.setsockopt(zmq.RCVTIMEO, WAIT_MS)
-        apply_server(socket, self.server)
+        self.zap.secure(socket)
         self.monitors[socket] = socket.get_monitor_socket(SETTLED)
         socket.bind("tcp://127.0.0.1:*")
         return socket
@@ -172,7 +172,7 @@ def test_an_operator_may_connect_and_is_told_apart(door: Door, tmp_path: Path) -
     assert not door.zap.is_operator("")
     context: zmq.Context[Any] = zmq.Context()
     try:
-        alone = ZapHandler(context, door.authorized)
+        alone = Guard(context, door.server, door.authorized)
         assert not alone.is_operator(alice.public.decode())
         alone.close()
     finally:
@@ -202,7 +202,9 @@ def test_without_a_handler_nobody_gets_in(tmp_path: Path) -> None:
     context: zmq.Context[Any] = zmq.Context()
     try:
         router, dealer = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
-        apply_server(router, server)
+        guard = Guard(context, server, tmp_path)
+        guard.close()
+        guard.secure(router)
         monitor = router.get_monitor_socket(SETTLED)
         router.bind("tcp://127.0.0.1:*")
         dealer.setsockopt(zmq.CURVE_SERVERKEY, server.public)
@@ -259,6 +261,6 @@ def test_a_missing_directory_stops_the_worker_at_once(tmp_path: Path) -> None:
     context: zmq.Context[Any] = zmq.Context()
     try:
         with pytest.raises(ConfigError, match="cannot read the keys"):
-            ZapHandler(context, tmp_path / "missing")
+            Guard(context, new_keys(tmp_path, "worker"), tmp_path / "missing")
     finally:
         context.destroy(0)

@@ -30,8 +30,8 @@ from zmqengine.worker.intake.control import ControlHandler
 from zmqengine.worker.intake.control_thread import ControlThread
 from zmqengine.worker.process.wakeup import Wakeup
 from zmqengine.worker.telemetry.shared_status import SharedStatus
-from zmqengine.worker.wire.auth import ZapHandler
-from zmqengine.worker.wire.keys import write_key_pair
+from zmqengine.worker.wire.auth import Guard
+from zmqengine.worker.wire.keys import load_key_pair, write_key_pair
 from zmqengine.worker.wire.sockets import Sockets
 from zmqengine.worker.wire.unread_replies import UnreadReplies
 
@@ -136,14 +136,14 @@ def test_a_key_check_that_fails_lets_nobody_in_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without an answer the REP socket would take no further question."""
-    write_key_pair(tmp_path, "somebody")
+    keys = load_key_pair(write_key_pair(tmp_path, "somebody").secret)
     context: zmq.Context[Any] = zmq.Context()
-    handler = ZapHandler(context, tmp_path)
+    handler = Guard(context, keys, tmp_path)
     asker = context.socket(zmq.REQ)
     asker.connect("inproc://zeromq.zap.01")
     question = [b"1.0", b"1", b"zmqengine", b"127.0.0.1", b"", b"CURVE", bytes(32)]
     with monkeypatch.context() as patch:
-        patch.setattr(ZapHandler, "_is_known", lambda *_: 1 / 0)
+        patch.setattr(Guard, "_is_known", lambda *_: 1 / 0)
         asker.send_multipart(question)
         handler.check()
         assert asker.recv_multipart()[2] == b"500"

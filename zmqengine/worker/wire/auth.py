@@ -32,67 +32,40 @@ def open_guard(config: WorkerConfig, context: zmq.Context[Any]) -> Guard | None:
     if config.server_key is None or config.authorized_keys is None:
         return None
     keys = load_key_pair(config.server_key)
-    return Guard(keys, ZapHandler(context, config.authorized_keys, config.operator_keys))
+    return Guard(context, keys, config.authorized_keys, config.operator_keys)
 
 
 class Guard:
-    """Guard of a worker's sockets: the worker's own keys, and the keys that may connect.
+    """Guard of a worker's sockets: answers libzmq's question whether a key may connect.
 
-    It is served by one thread: `fileno` for its poller, `check` when that is readable.
-    """
+    Created before the sockets that it guards are bound. The keys are the `*.key` files of one or two directories,
+    operators' keys among those that may connect. An added or removed file counts from the next connection on. `User-Id`
+    of a connection's frames is its public key in Z85, which no other peer can have.
 
-    def __init__(self, keys: KeyPair, zap: ZapHandler) -> None:
-        self._keys = keys
-        self._zap = zap
-
-    def secure(self, socket: zmq.Socket[bytes]) -> None:
-        """Accept only CURVE connections with a known key on this socket. Called before it is bound."""
-        apply_server(socket, self._keys)
-
-    def fileno(self) -> int:
-        """Descriptor for a poller, readable when a connection may wait for a decision."""
-        return self._zap.fileno()
-
-    def check(self) -> None:
-        """Accept or refuse every waiting connection."""
-        self._zap.check()
-
-    def is_operator(self, user: str) -> bool:
-        """Whether this `User-Id` may drain the worker."""
-        return self._zap.is_operator(user)
-
-    def close(self) -> None:
-        """Accept no further connection. Idempotent; called before the context is terminated."""
-        self._zap.close()
-
-
-def apply_server(socket: zmq.Socket[bytes], keys: KeyPair) -> None:
-    """Accept only CURVE connections that the ZAP handler allows on this socket. Called before it is bound."""
-    socket.setsockopt(zmq.CURVE_SERVER, 1)
-    socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
-    socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
-    socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
-    # Without this, libzmq accepts every connection while no handler is bound.
-    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
-
-
-class ZapHandler:
-    """Answers libzmq's question whether a key may connect. Created before the sockets it guards are bound.
-
-    The keys are the `*.key` files of one or two directories, operators' keys among those that may connect. An added or
-    removed file counts from the next connection on. `User-Id` of a connection's frames is its public key in Z85, which
-    no other peer can have.
-
-    `fileno` and `check` are for a poller on whatever thread serves it; only that thread calls `check`.
+    One thread serves it: `fileno` for its poller, `check` when that is readable.
     """
 
     def __init__(
-        self, context: zmq.Context[Any], authorized: str | Path, operators: str | Path | None = None
+        self,
+        context: zmq.Context[Any],
+        keys: KeyPair,
+        authorized: str | Path,
+        operators: str | Path | None = None,
     ) -> None:
+        self._keys = keys
         self._authorized = KeyDirectory(Path(authorized))
         self._operators = None if operators is None else KeyDirectory(Path(operators))
         self._socket: zmq.Socket[bytes] = context.socket(zmq.REP)
         self._socket.bind(ZAP_ADDRESS)
+
+    def secure(self, socket: zmq.Socket[bytes]) -> None:
+        """Accept only CURVE connections with a known key on this socket. Called before it is bound."""
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, self._keys.public)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, self._keys.secret)
+        socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+        # Without this, libzmq accepts every connection while no handler is bound.
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
     def fileno(self) -> int:
         """Readable when there may be something to `check`."""
