@@ -12,7 +12,7 @@ import click
 
 from zmqengine.bench.load.measures import kind_of
 from zmqengine.bench.reports.report import BenchReport, Rounds, load
-from zmqengine.bench.reports.tables import Table, machine_line, markdown, model_line, tables_of, text_of
+from zmqengine.bench.reports.tables import Table, machine_line, model_line, tables_of, text_of
 from zmqengine.bench.scenarios import chat
 from zmqengine.bench.targets.target import TargetError
 
@@ -166,6 +166,14 @@ def main(results: Path, readme: Path) -> None:
     """Rewrite the measured figures of README.md and of the page beside the kept reports."""
     for page, text in ((readme, summary(results)), (results / "README.md", section(results))):
         page.write_text(rewrite(page.read_text(encoding="utf-8"), text), encoding="utf-8")
+
+
+def markdown(table: Table) -> str:
+    """The table in GitHub's Markdown, its title in bold before it."""
+    head = "| " + " | ".join(table.columns) + " |"
+    rule = "|" + "---|" + "---:|" * (len(table.columns) - 1)
+    rows = ["| " + " | ".join(row) + " |" for row in table.rows]
+    return "\n".join([f"**{table.title}**", "", head, rule, *rows])
 
 
 if __name__ == "__main__":

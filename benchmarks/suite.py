@@ -16,9 +16,7 @@ import click
 import msgspec
 
 from zmqengine.bench import stoppable
-from zmqengine.bench.models.model_facts import CARD, PICO
-from zmqengine.bench.models.model_shapes import SHAPES
-from zmqengine.bench.models.random_model import make_model
+from zmqengine.bench.models.random_model import model_directory_of
 from zmqengine.bench.options import SMALL, OverheadOptions, ScenarioOptions
 from zmqengine.bench.overhead import OverheadPlan, overhead
 from zmqengine.bench.reports.plot import plot
@@ -47,7 +45,7 @@ def parts(*, quick: bool) -> list[Part]:
     """All runs, the most important first. `quick` is a smoke test."""
     return [
         Part("overhead-0.2m", HOST_SHAPE, lambda m, r: _overhead(m, r, quick, http=2, mlx_lm=True)),
-        Part("overhead-pico", PICO, lambda m, r: _overhead(m, r, quick)),
+        Part("overhead-pico", "pico", lambda m, r: _overhead(m, r, quick)),
         Part("overhead-25m", MODEL_SHAPE, lambda m, r: _overhead(m, r, quick, http=1, sizes=_REAL_SIZES)),
         Part("users-0.2m", HOST_SHAPE, lambda m, r: _serve(m, r, quick, ["users"], _host_sizes(quick))),
         Part("chat-25m", MODEL_SHAPE, lambda m, r: _serve(m, min(r, 1), quick, ["chat"], _chat_sizes(quick))),
@@ -104,12 +102,7 @@ def _tell(on_progress: Progress, part: str, text: str) -> None:
 
 
 def _model(name: str, directory: Path) -> str:
-    if name == PICO:
-        return PICO
-    path = directory / name
-    if not (path / CARD).is_file():
-        make_model(name, SHAPES[name], path)
-    return str(path)
+    return name if name == "pico" else str(model_directory_of(name, directory))
 
 
 def _seed() -> int:

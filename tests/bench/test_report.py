@@ -10,7 +10,7 @@ from tests.bench.reports import report_of
 from zmqengine.bench.reports.compare import compare, comparison_table
 from zmqengine.bench.reports.plot import plot
 from zmqengine.bench.reports.report import Rounds, load, save
-from zmqengine.bench.reports.tables import markdown, preface, tables_of
+from zmqengine.bench.reports.tables import preface, tables_of
 from zmqengine.bench.targets.target import TargetError
 
 SPEEDS = {"ours": [200.0, 300.0, 240.0], "theirs": [100.0, 200.0, 80.0]}
@@ -21,7 +21,7 @@ def test_ratios_are_taken_pair_by_pair() -> None:
     figure = Rounds(report_of(SPEEDS, base="theirs")).figure("users", "8", "ours", "tokens_per_s")
     assert figure is not None
     assert (figure.median, figure.least, figure.greatest) == (240.0, 200.0, 300.0)
-    assert (figure.ratio, figure.ratio_least, figure.ratio_greatest) == (2.0, 1.5, 3.0)
+    assert figure.ratio == 2.0
 
 
 def test_a_round_that_one_target_missed_makes_no_ratio() -> None:
@@ -90,7 +90,6 @@ def test_a_table_shows_medians_and_ratios() -> None:
     """One row a target."""
     (table,) = tables_of(report_of(SPEEDS, base="theirs"))
     assert table.rows == [["ours", "240 (x2.00)"], ["theirs", "100"]]
-    assert "| ours | 240 (x2.00) |" in markdown(table)
 
 
 def test_random_weights_are_told_before_any_figure() -> None:

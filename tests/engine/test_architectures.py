@@ -9,12 +9,14 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
 from tests.support.engines import Run, finish, make_engine, step
-from zmqengine.bench.models.small_models import ARCHITECTURES, ROW_BY_ROW, VOCAB_SIZE, build_model
+from zmqengine.bench.models.small_models import ARCHITECTURES, VOCAB_SIZE, build_model
 from zmqengine.engine.interface import RowRequest
 
 _HEAD = [1 + place * 7 % 300 for place in range(150)]
 _ROWS = [_HEAD, [*_HEAD[:140], 5, 9, 2], [3, 1, 4], [*_HEAD, 8, 8]]
 _TOKENS = 12
+# mlx-lm raises when rows of these are stepped together. All others share a batch.
+ROW_BY_ROW = {"gemma2", "llama4"}
 
 
 def greedy(model: Any, prompt: list[int]) -> list[int]:

@@ -20,9 +20,8 @@ import msgspec
 from zmqengine.bench.load.loops import closed_loop, collector_off, streams_in_flight
 from zmqengine.bench.load.measures import Measures, longest_silence_ms, spread, summarise, ttft_ms
 from zmqengine.bench.load.prompts import Prompts, prompts_for, vocabulary_of_file
-from zmqengine.bench.models.model_facts import CARD, model_facts
-from zmqengine.bench.models.model_shapes import SHAPES
-from zmqengine.bench.models.random_model import make_model
+from zmqengine.bench.models.model_facts import model_facts
+from zmqengine.bench.models.random_model import model_directory_of
 from zmqengine.bench.options import ConstrainedOptions
 from zmqengine.bench.reports import machine
 from zmqengine.bench.reports.report import BenchReport, Cell, TargetFacts
@@ -88,7 +87,8 @@ async def constrained(plan: ConstrainedPlan, on_progress: Progress) -> BenchRepo
     servers: list[TargetFacts] = []
     async with AsyncExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="zmqengine-bench-models-"))
-        models = [_model(shape, Path(plan.models or scratch), on_progress) for shape in plan.shapes]
+        on_progress("making the models")
+        models = [model_directory_of(shape, Path(plan.models or scratch)) for shape in plan.shapes]
         for place, (shape, model) in enumerate(zip(plan.shapes, models, strict=True)):
             prompts = prompts_for(vocabulary_of_file(model / "tokenizer.json"), f"{plan.seed} {shape}")
             http = int(plan.http and place == 0)
@@ -118,14 +118,6 @@ async def constrained(plan: ConstrainedPlan, on_progress: Progress) -> BenchRepo
             cells=cells,
             **setting,
         )
-
-
-def _model(shape: str, directory: Path, on_progress: Progress) -> Path:
-    path = directory / shape
-    if not (path / CARD).is_file():
-        on_progress(f"making a model of shape {shape}")
-        make_model(shape, SHAPES[shape], path)
-    return path
 
 
 class ConstrainedRunner:

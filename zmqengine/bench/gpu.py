@@ -16,9 +16,7 @@ import msgspec
 
 from zmqengine.bench.load.measures import Measures, ttft_ms
 from zmqengine.bench.load.prompts import Prompts, prompts_for, vocabulary_of_file
-from zmqengine.bench.models.model_facts import CARD, model_facts
-from zmqengine.bench.models.model_shapes import SHAPES
-from zmqengine.bench.models.random_model import make_model
+from zmqengine.bench.models.model_facts import model_facts
 from zmqengine.bench.options import OverheadOptions, ScenarioOptions
 from zmqengine.bench.overhead import BARE, OverheadRunner, group
 from zmqengine.bench.reports import machine
@@ -48,17 +46,6 @@ class GpuPlan(msgspec.Struct, frozen=True, kw_only=True):
     requests_per_stream: int = 3
     rounds: int = 1
     seed: int = 0
-
-
-def model_directory_of(name: str, models: Path) -> Path:
-    """The directory of the model `SHAPE`, `SHAPE-4bit` or `SHAPE-8bit`, made if it does not exist."""
-    path = models / name
-    shape, _, bits = name.partition("-")
-    if shape not in SHAPES or bits not in ("", "4bit", "8bit"):
-        raise TargetError(f"no model {name}: a shape ({', '.join(SHAPES)}), and -4bit or -8bit behind it")
-    if not (path / CARD).is_file():
-        make_model(shape, SHAPES[shape], path, bits=int(bits[0]) if bits else None)
-    return path
 
 
 async def measure_on_gpu(

@@ -41,11 +41,6 @@ class Prompts:
         """Prompts of the same words from another seed."""
         return Prompts(self._words, self._encode, seed)
 
-    @property
-    def encode(self) -> Encode | None:
-        """Text to token ids, with the tokenizer's special tokens."""
-        return self._encode
-
     def count_tokens(self, text: str) -> int:
         """The number of tokens in a piece of output."""
         return len(self._encode(text)) if self._encode else len(text.split())

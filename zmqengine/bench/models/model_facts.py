@@ -10,7 +10,6 @@ from zmqengine.bench.targets.target import TargetError
 from zmqengine.pico import BUNDLED, model_path
 
 CARD = "zmqengine_random.json"
-PICO = "pico"
 
 
 def model_directory(model: str) -> Path:

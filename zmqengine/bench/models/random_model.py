@@ -18,8 +18,9 @@ import mlx.core as mx
 from tokenizers import Tokenizer
 
 from zmqengine.bench.models.model_facts import CARD
-from zmqengine.bench.models.model_shapes import ModelShape
+from zmqengine.bench.models.model_shapes import SHAPES, ModelShape
 from zmqengine.bench.models.random_tokenizer import CHAT_TEMPLATE, END, train_tokenizer, widened
+from zmqengine.bench.targets.target import TargetError
 
 TRAINED_MAX = 8192
 """Tokens that are trained; a larger vocabulary is composed of them, which takes no time."""
@@ -67,6 +68,20 @@ def make_model(
         "seed": seed,
     }
     _write_json(out / CARD, card)
+
+
+def model_directory_of(name: str, models: Path) -> Path:
+    """The directory in `models` of the model `SHAPE`, `SHAPE-4bit` or `SHAPE-8bit`, made if it does not exist.
+
+    Raises TargetError for another name.
+    """
+    path = models / name
+    shape, _, bits = name.partition("-")
+    if shape not in SHAPES or bits not in ("", "4bit", "8bit"):
+        raise TargetError(f"no model {name}: a shape ({', '.join(SHAPES)}), and -4bit or -8bit behind it")
+    if not (path / CARD).is_file():
+        make_model(shape, SHAPES[shape], path, bits=int(bits[0]) if bits else None)
+    return path
 
 
 def silent_ids(tokenizer: Tokenizer, vocabulary: int) -> list[int]:

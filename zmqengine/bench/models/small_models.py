@@ -240,8 +240,6 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         },
     },
 }
-# mlx-lm raises when rows of these are stepped together. All others share a batch.
-ROW_BY_ROW = {"gemma2", "llama4"}
 
 
 def build_model(config: Mapping[str, Any] = LLAMA, seed: int = 0) -> Any:

@@ -86,8 +86,6 @@ class Figure(NamedTuple):
     greatest: float
     rounds: int
     ratio: float | None = None
-    ratio_least: float | None = None
-    ratio_greatest: float | None = None
 
 
 class Rounds:
@@ -114,9 +112,7 @@ class Rounds:
         ratios = [value / base[number] for number, value in own.items() if base.get(number)]
         if not ratios:
             return figure
-        return figure._replace(
-            ratio=statistics.median(ratios), ratio_least=min(ratios), ratio_greatest=max(ratios)
-        )
+        return figure._replace(ratio=statistics.median(ratios))
 
     def __iter__(self) -> Iterator[tuple[str, str, str, str]]:
         """Every (scenario, case, target, measure) there is."""

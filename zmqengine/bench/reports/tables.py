@@ -1,4 +1,4 @@
-"""Reports as tables, for a terminal and for Markdown."""
+"""Reports as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -149,14 +149,6 @@ def show(report: BenchReport, console: Console, *, ranges: bool = False) -> None
         console.print(f"not measured: {line}", style="red", highlight=False)
     for line in failures_of(report.cells):
         console.print(f"failed: {line}", style="red", highlight=False)
-
-
-def markdown(table: Table) -> str:
-    """The table in GitHub's Markdown, its title in bold before it."""
-    head = "| " + " | ".join(table.columns) + " |"
-    rule = "|" + "---|" + "---:|" * (len(table.columns) - 1)
-    rows = ["| " + " | ".join(row) + " |" for row in table.rows]
-    return "\n".join([f"**{table.title}**", "", head, rule, *rows])
 
 
 def rich_table(table: Table) -> RichTable:

@@ -51,7 +51,6 @@ def _next_turn(
 
 SCENARIO = Scenario(
     name="agents",
-    summary="agents take turns, each prompt the whole conversation so far and 96 tokens more",
     cases=cases,
     run=run,
     shown=("ttft_first_p50_ms", "ttft_later_p50_ms", "ttft_later_max_ms", "wall_s", "cached_tokens"),

@@ -32,7 +32,6 @@ async def run(context: Context, case: str) -> Measures:
 
 SCENARIO = Scenario(
     name="burst",
-    summary="16 requests of 4 users who think for a random time and so drift out of phase",
     cases=cases,
     run=run,
     shown=("ttft_p50_ms", "ttft_p90_ms", "ttft_max_ms", "itl_max_ms", "tokens_per_s", "completed"),

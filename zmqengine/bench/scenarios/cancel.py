@@ -79,7 +79,6 @@ async def _leave_unstreamed(context: Context) -> Measures:
 
 SCENARIO = Scenario(
     name="cancel",
-    summary="half of 8 streams are cancelled while others queue; then 8 non-streaming clients disconnect",
     cases=cases,
     run=run,
     shown=(

@@ -95,7 +95,6 @@ def within(records: Sequence[RequestRecord], from_s: float, to_s: float) -> Meas
 
 SCENARIO = Scenario(
     name="chat",
-    summary="users with unlike prompts, answers and pauses ask again and again for some minutes",
     cases=cases,
     run=run,
     shown=(

@@ -51,7 +51,6 @@ def _job(context: Context) -> LoadJob:
 
 SCENARIO = Scenario(
     name="front-ends",
-    summary="separate client processes, slow and stopped ones among them",
     cases=cases,
     run=run,
     shown=("tokens_per_s", "ttft_p50_ms", "ttft_max_ms", "itl_p99_ms", "completed", "hindered_complete"),

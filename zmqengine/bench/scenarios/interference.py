@@ -71,7 +71,6 @@ def _until(record: RequestRecord, at_s: float) -> RequestRecord:
 
 SCENARIO = Scenario(
     name="interference",
-    summary="a long prompt arrives while 4 streams decode",
     cases=cases,
     run=run,
     shown=("silence_max_ms", "ttft_long_ms", "itl_before_p50_ms"),

@@ -55,7 +55,6 @@ class Scenario:
     """
 
     name: str
-    summary: str
     cases: Callable[[ScenarioOptions], Sequence[str]]
     run: Run
     shown: tuple[str, ...]

@@ -26,7 +26,6 @@ async def run(context: Context, case: str) -> Measures:
 
 SCENARIO = Scenario(
     name="overload",
-    summary="200 requests in the same instant",
     cases=cases,
     run=run,
     shown=("completed", "wall_s", "ttft_p50_ms", "ttft_max_ms", "tokens_per_s"),

@@ -41,7 +41,6 @@ def _named(value_ms: float | None, name: str) -> Measures:
 
 SCENARIO = Scenario(
     name="prefix",
-    summary="16 requests share a prefix of 1,024 tokens",
     cases=cases,
     run=run,
     shown=("ttft_first_ms", "ttft_later_p50_ms", "ttft_p50_ms", "ttft_max_ms", "wall_s", "cached_tokens"),

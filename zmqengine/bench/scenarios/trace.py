@@ -72,7 +72,6 @@ async def run(context: Context, case: str) -> Measures:
 
 SCENARIO = Scenario(
     name="trace",
-    summary="requests with arrival times and lengths from a file",
     cases=cases,
     run=run,
     shown=("ttft_p50_ms", "ttft_p99_ms", "itl_p99_ms", "e2e_p50_ms", "e2e_p99_ms", "completed"),

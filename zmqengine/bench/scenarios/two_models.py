@@ -49,7 +49,6 @@ def _requests(context: Context, users: int) -> list[RequestSpec]:
 
 SCENARIO = Scenario(
     name="two-models",
-    summary="two servers together against one after the other",
     cases=cases,
     run=run,
     shown=("speedup", "in_turn_s", "together_s", "tokens_per_s"),

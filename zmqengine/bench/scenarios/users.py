@@ -46,7 +46,6 @@ def split(context: Context, requests: Sequence[RequestSpec], users: int, process
 
 SCENARIO = Scenario(
     name="users",
-    summary="closed loop: each user sends the next prompt when the answer is complete",
     cases=cases,
     run=run,
     shown=("tokens_per_s", "ttft_p50_ms", "ttft_max_ms", "itl_p50_ms", "itl_p99_ms", "completed"),

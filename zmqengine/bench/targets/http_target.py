@@ -145,7 +145,6 @@ class HttpSession:
             "max_tokens": request.max_tokens,
             "temperature": request.temperature,
             "stream": request.stream,
-            **self._spec.extra_body,
         }
         if request.stream:
             body["stream_options"] = {"include_usage": True}

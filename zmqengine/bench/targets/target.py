@@ -27,7 +27,6 @@ class TargetSpec(msgspec.Struct, frozen=True, kw_only=True):
     api: Literal["completions", "chat"] = "completions"
     pids: list[int] = []
     worker: str = ""
-    extra_body: dict[str, object] = {}
 
 
 class TargetOutcome(Protocol):

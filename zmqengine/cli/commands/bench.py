@@ -283,7 +283,8 @@ def gpu(out: Path, models: Path | None, names: tuple[str, ...], quick: bool, **o
     from functools import partial
 
     from zmqengine.bench import stoppable
-    from zmqengine.bench.gpu import GpuPlan, measure_on_gpu, model_directory_of
+    from zmqengine.bench.gpu import GpuPlan, measure_on_gpu
+    from zmqengine.bench.models.random_model import model_directory_of
     from zmqengine.bench.reports.report import save
 
     less: dict[str, Any] = {"streams": (1, 2), "slots": 2, "requests_per_stream": 2} if quick else {}
