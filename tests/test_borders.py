@@ -180,7 +180,7 @@ ROOMS = {
     "zmqengine_http": (
         "config", "tool_calls", "serving", "call_grammars", "answers", "workers", "processes", "prompt",
         "stable_head", "endpoint", "generating", "apis", "openapi", "page", "endpoints",
-        "fields_table", "app", "server",
+        "app", "server",
     ),
 }  # fmt: skip
 

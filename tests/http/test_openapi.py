@@ -14,13 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.http.serving import Front, Reply, call, chat, get, post, serving, wait_until
+from tools.http_fields import GENERATING, markdown_table
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.testing import FakeWorker
 from zmqengine_http import HttpConfig
 from zmqengine_http.apis.chat_completions.request import CHAT_BODY
 from zmqengine_http.apis.completions.request import COMPLETION_BODY
 from zmqengine_http.endpoints import ENDPOINTS
-from zmqengine_http.fields_table import GENERATING, markdown_table
 from zmqengine_http.serving.body import Field
 
 EXAMPLES = int(os.environ.get("ZMQENGINE_TEST_EXAMPLES", "15"))
@@ -39,7 +39,7 @@ def front() -> Iterator[Front]:
 
 
 def test_the_table_in_the_docs_is_that_of_the_code() -> None:
-    """`python -m zmqengine_http.fields_table` prints it."""
+    """`python -m tools.http_fields` prints it."""
     page = (Path(__file__).parents[2] / "docs/http-clients.md").read_text()
     table = page.partition("<!-- openai-table:begin -->\n")[2].partition("<!-- openai-table:end -->")[0]
     assert table == markdown_table(GENERATING)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -16,7 +14,7 @@ import click
 from zmqengine.cli.flags import WorkerTarget
 from zmqengine.cli.progress_line import ProgressLine, bar
 from zmqengine.errors import ConfigError, ZmqEngineError
-from zmqengine.protocol.addresses import ipc_path, resolve, start_command
+from zmqengine.protocol.addresses import ipc_path, is_listened_to, resolve, start_command
 from zmqengine.protocol.launcher import ModelList, launcher_address
 from zmqengine_client import Client, ClientEvent
 from zmqengine_client.keys import CLIENT_KEY_VARIABLE, SERVER_KEY_VARIABLE, CurveKeys, load_keys
@@ -79,22 +77,12 @@ def _tell_if_absent(target: WorkerTarget) -> None:
     if target.model is not None or not sys.stderr.isatty():
         return
     address = resolve(target.address)
-    if not address.startswith("ipc://") or _is_listening(ipc_path(address)):
+    if not address.startswith("ipc://") or is_listened_to(ipc_path(address)):
         return
     command = start_command(address)
     click.echo(
         f"zmqengine: no worker runs at {address} yet, waiting for one: `{command}` starts it", err=True
     )
-
-
-def _is_listening(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(1)
-        try:
-            probe.connect(str(path))
-        except OSError:
-            return False
-    return True
 
 
 def keys_of(target: WorkerTarget) -> CurveKeys | None:

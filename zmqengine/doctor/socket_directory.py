@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from zmqengine.doctor.finding import Finding
 from zmqengine.errors import ConfigError
-from zmqengine.protocol.addresses import DEFAULT_NAME, base_directory, resolve
+from zmqengine.protocol.addresses import DEFAULT_NAME, base_directory, is_listened_to, resolve
 
 
 def look_at_sockets() -> Iterator[Finding]:
@@ -54,21 +53,10 @@ def _holds_open_workers(base: Path) -> bool:
 
 def _worker(directory: Path) -> Iterator[Finding]:
     sockets = [directory / name for name in ("ctl", "cmd", "out") if (directory / name).is_socket()]
-    if sockets and not any(_is_served(path) for path in sockets):
+    if sockets and not any(is_listened_to(path) for path in sockets):
         yield Finding(
             "warn",
             "stale sockets",
             f"a worker {directory.name!r} ended and left its sockets in {directory}",
             f"start it again, or: rm -r {directory}",
         )
-
-
-def _is_served(path: Path) -> bool:
-    """Whether a process listens on the socket. Nothing is sent."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(str(path))
-        except OSError:
-            return False
-    return True

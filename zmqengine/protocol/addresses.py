@@ -6,9 +6,11 @@ A bare name stands for an ipc path under the user's own directory: `default` is
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import re
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,6 +129,13 @@ def ipc_path(address: str) -> Path:
     """The file behind an ipc address."""
     assert address.startswith("ipc://")
     return Path(address.removeprefix("ipc://"))
+
+
+def is_listened_to(path: Path) -> bool:
+    """Whether a process listens on the socket file, even a stopped or busy one. Nothing is sent."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        return probe.connect_ex(str(path)) not in (errno.ECONNREFUSED, errno.ENOENT, errno.ENOTSOCK)
 
 
 def _checked_ipc(address: str) -> str:

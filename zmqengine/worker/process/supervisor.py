@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import selectors
@@ -9,7 +10,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -27,7 +28,6 @@ from zmqengine.worker.process.parent import (
     ParentProcess,
     Report,
 )
-from zmqengine.worker.process.signals import signals_as_bytes
 
 KILL_AFTER_S = 5.0
 """Seconds beyond the drain time, and after a second signal, before the worker is killed."""
@@ -44,7 +44,7 @@ def supervise(config: WorkerConfig, *, command: Sequence[str] = WORKER_COMMAND) 
     help. SIGTERM, SIGINT and SIGHUP make it drain, a second one makes it end at once, and it is killed if it does
     neither in time. When this process dies, however it does, the worker drains. Call it on the main thread.
     """
-    with signals_as_bytes((*_STOP_SIGNALS, signal.SIGCHLD)) as wakeup:
+    with _signals_as_bytes((*_STOP_SIGNALS, signal.SIGCHLD)) as wakeup:
         return _Supervisor(config, tuple(command), wakeup).run()
 
 
@@ -231,3 +231,24 @@ def _how_it_ended(code: int) -> str:
         return f"was killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"was killed by signal {-code}"
+
+
+@contextlib.contextmanager
+def _signals_as_bytes(numbers: Sequence[signal.Signals]) -> Iterator[socket.socket]:
+    """A non-blocking socket that gets the number of each of these signals as a byte.
+
+    Inside the context their handlers do nothing else; earlier handlers are restored at its end. For the main thread.
+    """
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        # In this order, a signal between the two acts as before instead of being lost.
+        earlier_fd = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+        earlier = {number: signal.signal(number, lambda *_: None) for number in numbers}
+        try:
+            yield ours
+        finally:
+            signal.set_wakeup_fd(earlier_fd)
+            for number, handler in earlier.items():
+                signal.signal(number, handler)

@@ -8,11 +8,9 @@ those that are gone are bound anew: libzmq binds a path any number of times, and
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import logging
 import os
-import socket
 import threading
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from typing import Any
 import zmq
 
 from zmqengine.errors import ConfigError
+from zmqengine.protocol.addresses import is_listened_to
 
 log = logging.getLogger("zmqengine.worker")
 
@@ -47,7 +46,7 @@ class SocketFiles:
         except OSError as error:
             raise ConfigError(f"cannot use {directory} for sockets: {error.strerror}") from None
         # A directory that was removed and created again has no lock, although a worker may live in it.
-        if any(_is_listened_to(directory / name) for name in NAMES):
+        if any(is_listened_to(directory / name) for name in NAMES):
             os.close(self._fd)
             raise ConfigError(taken.format(directory))
         self._remove_sockets()
@@ -136,13 +135,6 @@ class SocketFiles:
 def hidden(path: Path) -> Path:
     """The name of a socket file while the worker does not accept connections."""
     return path.with_name(path.name + ".full")
-
-
-def _is_listened_to(path: Path) -> bool:
-    """Whether a process listens on the socket file, even a stopped or busy one."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        return probe.connect_ex(str(path)) not in (errno.ECONNREFUSED, errno.ENOENT, errno.ENOTSOCK)
 
 
 def _is_at(fd: int, path: Path) -> bool:

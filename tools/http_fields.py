@@ -1,4 +1,4 @@
-"""The table of request fields in docs/http-clients.md: `python -m zmqengine_http.fields_table` prints it."""
+"""The table of request fields in docs/http-clients.md: `python -m tools.http_fields` prints it."""
 
 from __future__ import annotations
 
