@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -11,6 +12,8 @@ import pytest
 import zmq
 
 from zmqengine.worker.wire.abuse_limiter import AbuseLimiter
+from zmqengine.worker.wire.connection_limiter import ConnectionLimiter
+from zmqengine.worker.wire.descriptors import files_open
 
 
 class Frame:
@@ -43,3 +46,16 @@ def test_a_descriptor_that_has_passed_to_another_process_is_spared() -> None:
         assert offenders.ended == 1
     closed: Any = Frame(ours.fileno(), os.getpid())
     assert not offenders.end(closed)
+
+
+def test_a_descriptor_that_has_passed_to_a_file_takes_no_other() -> None:
+    """Each offence of a connection that was gone left one open, until the worker took no more connections."""
+    offenders, limiter = AbuseLimiter(1), ConnectionLimiter([], [], connections_max=0)
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(open(os.devnull)).fileno() for _ in range(4)]
+        before = files_open()
+        for fd in files:
+            gone: Any = Frame(fd, os.getpid())
+            assert not offenders.strike(gone)
+            limiter.accepted(fd)
+        assert files_open() == before

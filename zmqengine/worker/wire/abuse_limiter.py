@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import socket
 import struct
 import sys
@@ -12,6 +11,8 @@ import time
 from collections.abc import Callable
 
 import zmq
+
+from zmqengine.worker.wire.descriptors import socket_at
 
 log = logging.getLogger("zmqengine.worker")
 
@@ -69,11 +70,7 @@ def _sender(frame: zmq.Frame) -> tuple[int, str] | None:
 
 
 def _shut_down(fd: int, address: str) -> bool:
-    try:
-        copy = os.dup(fd)
-    except OSError:
-        return False
-    with contextlib.suppress(OSError), socket.socket(fileno=copy) as connection:
+    with contextlib.suppress(OSError), socket_at(fd) as connection:
         if _is_of(connection, address):
             connection.shutdown(socket.SHUT_RDWR)
             return True

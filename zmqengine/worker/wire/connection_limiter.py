@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import socket
 import struct
 import sys
@@ -16,7 +15,7 @@ from typing import cast
 
 import zmq
 
-from zmqengine.worker.wire.descriptors import RESERVED, files_open, lowest_free
+from zmqengine.worker.wire.descriptors import RESERVED, files_open, lowest_free, socket_at
 from zmqengine.worker.wire.socket_files import hidden
 
 log = logging.getLogger("zmqengine.worker")
@@ -140,7 +139,7 @@ class ConnectionLimiter:
         if self._refused_for.total() > FLOOD:
             self._stop_accepting()
         # libzmq reports the end of the connection, which removes it here.
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
+        with contextlib.suppress(OSError), socket_at(fd) as connection:
             connection.shutdown(socket.SHUT_RDWR)
 
     def _find_processes(self) -> None:
@@ -192,7 +191,7 @@ def _process_behind(fd: int) -> int:
     """Id of the process at the other end of an ipc connection; 0 where the kernel does not know it."""
     if sys.platform != "linux":
         return 0
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
+    with contextlib.suppress(OSError), socket_at(fd) as connection:
         if connection.family == socket.AF_UNIX:
             credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
             pid: int = struct.unpack("3i", credentials)[0]

@@ -6,6 +6,8 @@ import contextlib
 import logging
 import os
 import resource
+import socket
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 log = logging.getLogger("zmqengine.worker")
@@ -77,6 +79,22 @@ def lowest_free() -> int:
         return _TRIED[0]
     os.close(fd)
     return fd
+
+
+@contextlib.contextmanager
+def socket_at(fd: int) -> Iterator[socket.socket]:
+    """The socket of a descriptor that libzmq has named, under a descriptor of its own; `OSError` if it has none.
+
+    libzmq may have closed the descriptor since: it is free then, or another socket's, or a file's.
+    """
+    copy = os.dup(fd)
+    try:
+        connection = socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
+    with connection:
+        yield connection
 
 
 def bound_connections(sessions_max: int) -> ConnectionBounds:
