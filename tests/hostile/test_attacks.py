@@ -114,7 +114,7 @@ def beside(worker: WorkerProcess, name: str, seconds: float) -> Outcome:
         with worker.client() as newcomer:
             assert _read(newcomer, [], []) == expected
         print(f"a newcomer was served after {time.monotonic() - newcomer_s:.1f} s")
-        settled = lambda: process.memory_info().rss < before_bytes + 64 * MIB  # noqa: E731
+        settled = lambda: process.memory_info().rss < before_bytes + GROWN_MAX  # noqa: E731
         deadline_s = time.monotonic() + (SETTLE_S if seconds > SHORT_S else 0)
         while not settled() and time.monotonic() < deadline_s:
             time.sleep(0.1)
