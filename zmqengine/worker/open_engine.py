@@ -20,6 +20,7 @@ from zmqengine.engine.grammar.matcher import NeverBegins
 from zmqengine.engine.host.environment import TF32_VARIABLE, cuda_version
 from zmqengine.engine.host.machine_probe import probe_machine
 from zmqengine.engine.interface import Engine, RowRequest, TextsRequest, VectorEngine
+from zmqengine.engine.load.kept_tokenizers import is_kept
 from zmqengine.engine.load.mlx_kernels import start_children
 from zmqengine.engine.models.transformers_import import import_transformers
 from zmqengine.errors import ConfigError, ModelLoadError
@@ -159,7 +160,7 @@ def _open_mlx(config: WorkerConfig, report: Report, wake: Callable[[], None], *,
         local_directory(config.draft)
     await_kernels = start_children(number_type(local))
     if probe:
-        _check_device()
+        _check_device(local)
     if config.tf32:
         # MLX reads the variable once, at its import.
         os.environ.setdefault(TF32_VARIABLE, "1")
@@ -232,11 +233,12 @@ def _open_mlx(config: WorkerConfig, report: Report, wake: Callable[[], None], *,
     )
 
 
-def _check_device() -> None:
+def _check_device(model: Path | None) -> None:
     def beside() -> None:
-        # It takes as long as the probe and has to be imported anyway. If it is not there, the import of mlx-lm says so.
-        with contextlib.suppress(ImportError):
-            import_transformers()
+        # It takes as long as the probe, and a tokenizer that is not kept needs it. If it is not there, loading says so.
+        if model is None or not is_kept(model):
+            with contextlib.suppress(ImportError):
+                import_transformers()
 
     probe = probe_machine(beside=beside)
     if probe.problem and probe.is_certain:

@@ -19,7 +19,8 @@ from zmqengine.engine.host.device_errors import device_error
 from zmqengine.engine.interface import ModelInfo
 from zmqengine.engine.load.bare_checkpoint import bare_classes, is_bare
 from zmqengine.engine.load.generation_config import sampling_facts
-from zmqengine.engine.load.tokenizer_export import ExportedTokenizer, export_tokenizer
+from zmqengine.engine.load.kept_tokenizers import kept_tokenizer
+from zmqengine.engine.load.tokenizer_export import ExportedTokenizer, export_tokenizer, with_facts
 from zmqengine.engine.load.vision_text import ModelClasses, classes_of, placed_classes
 from zmqengine.engine.models.mlx_lm import (
     fetch_model,
@@ -69,10 +70,14 @@ def load(model: str, report: Report = lambda stage, fraction: None, *, name: str
             model_config={"tie_word_embeddings": True} if bare else {},
             get_model_classes=bare_classes if bare else _classes(directory),
         )
-        tokenizer = load_tokenizer(directory, eos_token_ids=config.get("eos_token_id"))  # type: ignore[no-untyped-call]
+        eos_token_ids = config.get("eos_token_id")
+        exported = kept_tokenizer(
+            directory,
+            lambda: export_tokenizer(load_tokenizer(directory, eos_token_ids=eos_token_ids)),  # type: ignore[no-untyped-call]
+        )
         blind = why_blind(directory)
         told = {} if blind is None else {"blind": blind}
-        exported = export_tokenizer(tokenizer, sampling_facts(directory) | recipe.facts | told)
+        exported = with_facts(exported, sampling_facts(directory) | recipe.facts | told)
         vision = read_vision(directory, exported.tokenizer_json)
         report("reading weights", 0.0)
         parameter_bytes = evaluate(network, lambda fraction: report("reading weights", fraction))

@@ -44,11 +44,8 @@ class ExportedTokenizer:
     vision: VisionCard | None = None
 
 
-def export_tokenizer(tokenizer: Any, more_facts: Mapping[str, str | bool | int] = {}) -> ExportedTokenizer:
-    """Export a tokenizer that mlx-lm has loaded, with further facts.
-
-    Raises ModelLoadError if it has no `tokenizers` form.
-    """
+def export_tokenizer(tokenizer: Any) -> ExportedTokenizer:
+    """Export a tokenizer that mlx-lm has loaded. Raises ModelLoadError if it has no `tokenizers` form."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         kind = type(getattr(tokenizer, "_tokenizer", tokenizer)).__name__
@@ -58,7 +55,6 @@ def export_tokenizer(tokenizer: Any, more_facts: Mapping[str, str | bool | int] 
         "clean_up_tokenization_spaces": bool(getattr(tokenizer, "clean_up_tokenization_spaces", False)),
         **others,
         **_hints(tokenizer),
-        **more_facts,
     }
     if tokenizer._chat_template is not None:
         default = None
@@ -73,6 +69,17 @@ def export_tokenizer(tokenizer: Any, more_facts: Mapping[str, str | bool | int] 
     return replace(exported, hash=_hash(exported))
 
 
+def with_facts(exported: ExportedTokenizer, facts: Mapping[str, str | bool | int]) -> ExportedTokenizer:
+    """The bundle with further facts."""
+    known = replace(exported, facts={**exported.facts, **facts})
+    return replace(known, hash=_hash(known))
+
+
+def is_whole(exported: ExportedTokenizer) -> bool:
+    """Whether every field is as it was exported."""
+    return exported.hash == _hash(exported)
+
+
 def with_vision(exported: ExportedTokenizer, card: VisionCard) -> ExportedTokenizer:
     """The bundle with a model's vision card."""
     seeing = replace(exported, vision=card)
@@ -81,8 +88,7 @@ def with_vision(exported: ExportedTokenizer, card: VisionCard) -> ExportedTokeni
 
 def without_vision(exported: ExportedTokenizer, reason: str) -> ExportedTokenizer:
     """The bundle with the reason for which a model with a vision tower takes no images."""
-    blind = replace(exported, facts={**exported.facts, "blind": reason})
-    return replace(blind, hash=_hash(blind))
+    return with_facts(exported, {"blind": reason})
 
 
 def _hash(exported: ExportedTokenizer) -> str:
