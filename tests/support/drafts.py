@@ -6,9 +6,9 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tests.support.engines import once, probe_once
 from tests.support.models import VOCAB_SIZE
 from zmqengine.engine.interface import RowRequest
-from zmqengine.engine.load.probe import probe
 from zmqengine.engine.row import Row
 from zmqengine.engine.speculation.costs import WidthCosts
 from zmqengine.engine.speculation.draft_model import DraftModel
@@ -98,4 +98,14 @@ class Self(DraftModel):
     """A model that drafts for itself, and is right but for penalties."""
 
     def __init__(self, model: Any, padding_bytes_max: int = 1 << 30) -> None:
-        super().__init__(model, 0, probe(model).shape, words=VOCAB_SIZE, padding_bytes_max=padding_bytes_max)
+        shape = probe_once(model).shape
+        super().__init__(model, 0, shape, words=VOCAB_SIZE, padding_bytes_max=padding_bytes_max)
+
+    def prepare(self, rows_max: int) -> None:
+        """Warm up for the first engine on a model; those after it know what a draft token takes."""
+
+        def warm_up() -> float:
+            super(Self, self).prepare(rows_max)
+            return self.token_s
+
+        self.token_s = once(self._model, ("draft", rows_max), warm_up)
