@@ -170,5 +170,4 @@ def _fitted(loaded: LoadedModel) -> LoadedModel:
         seconds_max=_SECONDS_MAX,
         traces=find_device().is_gpu,
     )
-    parameter_bytes = loaded.info.parameter_bytes + opened.copies_bytes
-    return replace(loaded, model=opened.model, info=replace(loaded.info, parameter_bytes=parameter_bytes))
+    return replace(loaded, model=opened.model)

@@ -94,7 +94,7 @@ def open_mlx_engine(
         draw, facts["drawing"] = open_draw(loaded.info.vocab_size, saved)
     opened = _open_model(loaded, options, saved, device, report)
     facts |= opened.facts
-    parameter_bytes = loaded.info.parameter_bytes + opened.copies_bytes
+    parameter_bytes = loaded.info.parameter_bytes
     eye: Eye | None = None
     if loaded.vision is not None:
         report("reading the vision tower", None)
@@ -206,7 +206,6 @@ def _open_model(
         reference,
         saved,
         rows_max=options.rows_max,
-        copy_bytes_max=options.widened_bytes,
         seconds_max=options.warm_up_s,
         traces=device.is_gpu,
         report=report,

@@ -75,11 +75,6 @@ class EngineOptions:
         within=(0, 3600),
         help="Maximum seconds at the start for autotuning, and on a GPU for warm-up; 0 for neither.",
     )
-    widened_bytes: int = option(
-        0,
-        within=(0, 1 << 50),
-        help="Memory for dequantised copies of quantised weights, where those are faster.",
-    )
     tf32: bool = option(
         False,
         help="TF32: round float32 factors to 10 bits where the GPU is faster so (M5, CUDA). A row's tokens may then "

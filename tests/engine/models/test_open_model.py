@@ -14,7 +14,7 @@ from mlx_lm.models import llama
 from tests.engine.models.families import FAMILY, build_packed
 from tests.engine.models.test_decoder import alike, steps
 from tests.support.models import LLAMA, MIXTURE, VOCAB_SIZE, build_model
-from zmqengine.engine.autotune.products import copies_bytes, name_of
+from zmqengine.engine.autotune.products import name_of
 from zmqengine.engine.autotune.saved_choices import SavedChoices
 from zmqengine.engine.cuda import cuda_ops
 from zmqengine.engine.load import open_model as opening
@@ -135,24 +135,6 @@ def test_products_of_other_modes_are_not_measured(tmp_path: Any) -> None:
     found = opened(model, SavedChoices("a device", "1.0", tmp_path))
     assert found.facts == {"model_code": "ours"}
     assert all(map(alike, steps(found.model, [1, 3]), wanted))
-
-
-def test_copies_in_full_width_are_counted_and_bounded(tmp_path: Any) -> None:
-    """A copy is made only where there is memory for all layers of a shape, and its bytes are told."""
-    model = build_packed({**LLAMA, "tie_word_embeddings": False}, "4 bits by 64")
-    wanted = steps(model, [1, 3])
-    remembered = SavedChoices("a device", "1.0", tmp_path)
-    weights = opened(model).model.weights
-    linear = weights.layers[0].out
-    remembered.keep({name_of(linear, rows): "copy" for rows in ROWS})
-    size = 2 * linear.inputs * linear.outputs * linear.dtype.size
-    found = opened(model, remembered, copy_bytes_max=10 * size)
-    assert found.copies_bytes >= size
-    assert all(layer.out.transposed is not None for layer in found.model.weights.layers)
-    assert all(map(alike, steps(found.model, [1, 3]), wanted))
-    without = opened(model, SavedChoices("a device", "1.0", tmp_path), copy_bytes_max=size - 1)
-    assert without.model.weights.layers[0].out.transposed is None
-    assert copies_bytes(weights) == 0
 
 
 def test_steps_are_traced_where_it_is_asked_for() -> None:

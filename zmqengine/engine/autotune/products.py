@@ -19,8 +19,8 @@ import mlx.core as mx
 from zmqengine.engine.autotune.saved_choices import SavedChoices
 from zmqengine.engine.autotune.variants import GAIN_MIN, fastest, in_words, same_but_for_rounding
 from zmqengine.engine.models.decoder_weights import DecoderWeights, Experts, Linear
-from zmqengine.engine.models.ops import Ops, Product, dequantised, shape_of
-from zmqengine.engine.models.tree import arrays_of, filled, mapped
+from zmqengine.engine.models.ops import Ops, Product, shape_of
+from zmqengine.engine.models.tree import arrays_of, filled
 
 log = logging.getLogger("zmqengine.engine")
 
@@ -39,53 +39,27 @@ def tune_products(
     saved: SavedChoices,
     *,
     rows_max: int,
-    copy_bytes_max: int,
     until_s: float,
     report: Callable[[float], None] = lambda fraction: None,
-) -> tuple[DecoderWeights, str]:
-    """Set the fastest variant of each product in `ops`; returns the weights, and the choices in words.
+) -> str:
+    """Set the fastest variant of each product in `ops`; returns the choices in words.
 
-    Dequantised copies take at most `copy_bytes_max`; the returned weights have them. Nothing is measured after
-    `until_s`, on the clock of `time.perf_counter`.
+    Nothing is measured after `until_s`, on the clock of `time.perf_counter`.
     """
     shapes: dict[object, list[Linear]] = defaultdict(list)
     for linear in _linears(weights):
         shapes[shape_of(linear)].append(linear)
     chosen: dict[str, str] = {}
-    copied: dict[int, Linear] = {}
-    left = copy_bytes_max
     for index, linears in enumerate(shapes.values()):
         rows = _rows(ops, linears[0], rows_max)
         if not rows:
             continue
-        copy_bytes = sum(
-            linear.inputs * linear.outputs * linear.dtype.size for linear in linears if linear.bits
-        )
-        timed = linears[:_LINEARS_TIMED]
-        if 0 < copy_bytes <= left:
-            timed = [_with_copy(linear) for linear in timed]
-        names = _choose(ops, timed, rows, saved.choices, until_s)
-        if "copy" in names.values():
-            left -= copy_bytes
-            copied |= {id(linear.weight): _with_copy(linear) for linear in linears}
+        names = _choose(ops, linears[:_LINEARS_TIMED], rows, saved.choices, until_s)
         ops.choose(linears[0], names)
         chosen |= {name_of(linears[0], count): name for count, name in names.items()}
         report((index + 1) / len(shapes))
-    if copied:
-        weights = mapped(weights, Linear, lambda linear: copied.get(id(linear.weight), linear))
-        log.debug("quantised weights have dequantised copies", extra={"bytes": copy_bytes_max - left})
     saved.keep(chosen)
-    return weights, in_words(chosen)
-
-
-def copies_bytes(weights: DecoderWeights) -> int:
-    """Bytes of dequantised copies of weights."""
-    copies = {
-        id(one.transposed): one.transposed
-        for one in _linears(weights)
-        if one.bits and one.transposed is not None
-    }
-    return sum(array.nbytes for array in copies.values())
+    return in_words(chosen)
 
 
 def name_of(linear: Linear, rows: int) -> str:
@@ -178,13 +152,6 @@ def _measure(ops: Ops, linears: list[Linear], rows: int, variants: Any) -> tuple
     log.debug("product", extra={"shape": name_of(first, rows), **timing.microseconds})
     others = [us for name, us in timing.microseconds.items() if name != timing.best]
     return timing.best, min(others, default=0.0) > _FAR_AHEAD * timing.microseconds[timing.best]
-
-
-def _with_copy(linear: Linear) -> Linear:
-    if linear.transposed is None:
-        linear = linear._replace(transposed=dequantised(linear).T)
-        mx.eval(linear.transposed)
-    return linear
 
 
 def _all_alike(got: list[mx.array], wanted: list[mx.array]) -> bool:

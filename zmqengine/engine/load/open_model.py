@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from zmqengine.engine import kv
-from zmqengine.engine.autotune.products import copies_bytes, tune_products
+from zmqengine.engine.autotune.products import tune_products
 from zmqengine.engine.autotune.saved_choices import SavedChoices
 from zmqengine.engine.host.rounding import differ_by_rounding
 from zmqengine.engine.models.decoder import WIDTH_MAX, DecoderModel
@@ -39,7 +39,6 @@ class OpenedModel:
     """The model to run: the decoder, or mlx-lm's own code. `facts`: descriptions for people."""
 
     model: Any
-    copies_bytes: int = 0
     facts: dict[str, str] = field(default_factory=dict)
 
 
@@ -50,7 +49,6 @@ def open_model(
     saved: SavedChoices | None = None,
     *,
     rows_max: int = 32,
-    copy_bytes_max: int = 0,
     seconds_max: float = 0.0,
     traces: bool = False,
     report: Report = lambda stage, fraction: None,
@@ -75,12 +73,11 @@ def open_model(
         return OpenedModel(model, facts={"model_code": "mlx-lm's: the decoder's logits differ"})
     facts = {"model_code": "ours"}
     if saved is not None:
-        weights, choices = tune_products(
+        choices = tune_products(
             weights,
             ops,
             saved,
             rows_max=rows_max,
-            copy_bytes_max=copy_bytes_max,
             until_s=until_s,
             report=lambda fraction: report("measuring products", fraction),
         )
@@ -98,7 +95,7 @@ def open_model(
         report("tracing steps", None)
         decoder.trace_steps(rows_max, until_s)
     log.debug("opened the decoder", extra=facts)
-    return OpenedModel(decoder, copies_bytes(decoder.weights), facts)
+    return OpenedModel(decoder, facts)
 
 
 def _alike(
