@@ -195,7 +195,7 @@ def test_a_token_may_not_reach_over_a_marker_into_what_is_forbidden(pico: Pico) 
     filler = MaskFiller(pico.loaded.info.vocab_size, pico.eos)
     for answer, may in (("[0-9]+", False), ("y?[0-9]", True)):
         row = pico.grammar("regex", answer, after=luck).start([])
-        allowed = np.unpackbits(filler.fill([row]).view(np.uint8), bitorder="little")
+        allowed = np.unpackbits(filler.fill_windows([row], [()], 1).view(np.uint8), bitorder="little")
         assert allowed[luck[0]]
         assert bool(allowed[lucky[0]]) == may
         assert not allowed[pico.eos].any()
@@ -251,7 +251,7 @@ def test_ids_that_the_tokenizer_does_not_have_never_come(pico: Pico) -> None:
     filler = MaskFiller(size + 100, pico.eos)
     free = compile_grammar(wide, "regex", "(.|\n)*")
     later = compile_grammar(wide, "regex", "(.|\n)*", after=[3])
-    bits = filler.fill([free.start([]), later.start([]), None])
+    bits = filler.fill_windows([free.start([]), later.start([]), None], [()] * 3, 1)
     allowed = np.unpackbits(bits.view(np.uint8), axis=1, count=size + 100, bitorder="little")
     assert not allowed[0, size:].any()
     assert allowed[0, :size].sum() > size // 2

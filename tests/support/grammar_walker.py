@@ -87,7 +87,8 @@ class GrammarWalker:
         for _ in range(STEPS_MAX):
             if not walks:
                 break
-            masks = self._filler.fill([matcher for matcher, _, _ in walks.values()])
+            matchers = [matcher for matcher, _, _ in walks.values()]
+            masks = self._filler.fill_windows(matchers, [()] * len(matchers), 1)
             bits = np.unpackbits(masks.view(np.uint8), axis=1, count=self._size, bitorder="little").astype(
                 bool
             )

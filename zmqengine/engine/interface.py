@@ -182,17 +182,6 @@ class StepResult:
     images_s: float = 0.0
     """Seconds of this step for images."""
 
-    def add(self, other: StepResult) -> None:
-        """Append the results of `other`, a later step."""
-        self.tokens += other.tokens
-        self.prefills += other.prefills
-        self.failures += other.failures
-        self.divergences += other.divergences
-        self.drafts += other.drafts
-        self.vectors += other.vectors
-        self.forced += other.forced
-        self.images_s += other.images_s
-
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:

@@ -34,14 +34,11 @@ class MaskFiller:
         allowed[[id_ for id_ in eos_token_ids if id_ < vocab_size]] = 0
         self._endless = np.packbits(allowed, bitorder="little").view(np.uint32)
 
-    def fill(self, matchers: Sequence[RowMatcher | None]) -> np.ndarray:
-        """Bits [rows, words], uint32, little-endian."""
-        return self.fill_windows(matchers, [()] * len(matchers), 1)
-
     def fill_windows(
         self, matchers: Sequence[RowMatcher | None], drafts: Sequence[Sequence[int]], width: int
     ) -> np.ndarray:
-        """Bits [rows * width, words]: of each row, for its next token and after each of its draft tokens.
+        """Bits [rows * width, words], uint32, little-endian: of each row, for its next token and after each of its
+        draft tokens.
 
         Draft tokens are allowed by the matcher. Positions after them allow every token.
         """

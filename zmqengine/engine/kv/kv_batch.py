@@ -464,11 +464,6 @@ class BatchRow:
         assert self._generation == self._batch.generation, "a row of a batch is read after rows have moved"
         return self._batch
 
-    @property
-    def length(self) -> int:
-        """Cached tokens, those of a verify block in flight included."""
-        return self.batch.lengths[self.index]
-
     def cut(self, names: Sequence[tuple[int, str]], start: int, end: int) -> mx.array:
         """Tokens `start` to `end` in arrays of one shape, (arrays, 1, heads, tokens, width), to be copied.
 

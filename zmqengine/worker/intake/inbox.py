@@ -81,12 +81,11 @@ class Inbox:
 
     def read(self, report: PassReport, now_s: float) -> None:
         """Read messages within the bounds."""
-        report.grants = self.read_subscriptions(now_s)
+        self.read_subscriptions(now_s)
         report.commands = self.read_commands(now_s)
 
-    def read_subscriptions(self, now_s: float) -> int:
-        """Grant subscriptions of sessions, and note unsubscriptions; returns the number of grants."""
-        grants = 0
+    def read_subscriptions(self, now_s: float) -> None:
+        """Grant subscriptions of sessions, and note unsubscriptions."""
         until_s = self._clock() + SUBSCRIPTIONS_SECONDS_MAX
         for _ in range(MESSAGES_MAX):
             if not _is_readable(self._out):
@@ -95,12 +94,11 @@ class Inbox:
                 break
             frame: Any = self._out.recv(zmq.DONTWAIT, copy=False)
             try:
-                grants += self._subscription(frame, now_s)
+                self._subscription(frame, now_s)
             except Exception as error:
                 log.error("internal error in a subscription", exc_info=error)
             if self._clock() >= until_s:
                 break
-        return grants
 
     def read_commands(self, now_s: float) -> int:
         """Carry out and answer waiting commands; returns the number of them."""
@@ -125,33 +123,31 @@ class Inbox:
 
     # --- out -----------------------------------------------------------------------------------------------
 
-    def _subscription(self, frame: zmq.Frame, now_s: float) -> bool:
+    def _subscription(self, frame: zmq.Frame, now_s: float) -> None:
         event = frame.bytes
         kind, topic = event[:1], event[1:]
         if kind == b"\x01":
-            return self._grant(frame, topic)
-        if kind == b"\x00":
+            self._grant(frame, topic)
+        elif kind == b"\x00":
             self._withdraw(frame, topic, now_s)
         else:
             # No subscription, and no SUB socket sends it. libzmq takes the next subscriber of this round for its
             # sender: until all is read it would grant a session's topic to another front-end.
             self._out_of_step = True
             self._refuse(frame, topic, strikes=WRONG_SUBSCRIPTIONS_MAX)
-        return False
 
-    def _grant(self, frame: zmq.Frame, topic: bytes) -> bool:
+    def _grant(self, frame: zmq.Frame, topic: bytes) -> None:
         if self._out_of_step:
             # The front-end reconnects by itself, and subscribes again.
             self._subscription_offenders.end(frame)
-            return False
+            return
         session = self._sessions.subscribed(topic, user_of(frame) if self._with_users else "")
         if session is None:
             self._refuse(frame, topic)
-            return False
+            return
         # Applies to the connection whose subscription was received last: this must come before the next recv.
         self._out.setsockopt(zmq.SUBSCRIBE, topic)
         self._sessions.granted(session)
-        return True
 
     def _withdraw(self, frame: zmq.Frame, topic: bytes, now_s: float) -> None:
         if self._sessions.unsubscribed(topic, now_s) is None:

@@ -66,7 +66,6 @@ class Counters:
 class PassReport:
     """Counts of one pass's work."""
 
-    grants: int = 0
     commands: int = 0
     admitted: int = 0
     stepped: bool = False

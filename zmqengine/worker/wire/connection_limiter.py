@@ -63,11 +63,6 @@ class ConnectionLimiter:
         self._closed_at_s = 0.0
         self._refused_for: Counter[str] = Counter()
 
-    @property
-    def connections(self) -> int:
-        """Number of present connections."""
-        return len(self._peers)
-
     def accepted(self, fd: int) -> None:
         """Handle a new connection."""
         self._forget(fd)
