@@ -156,8 +156,8 @@ def product_share(model: Path, size: int) -> tuple[float, float]:
         states = mx.ones((sum(map(len, batch)), WIDTH))
         began_s = time.process_time()
         for layer in layers:
-            attended = (states @ layer.qkv.weight.T)[:, :WIDTH] @ layer.out.weight.T
-            states = attended @ layer.up.weight.T @ layer.down.weight.T
+            attended = (states @ layer.qkv.weight)[:, :WIDTH] @ layer.out.weight
+            states = attended @ layer.up.weight @ layer.down.weight
         mx.eval(states)
         shares.append((time.process_time() - began_s) / times_s[-1])
     return 1000 * statistics.median(times_s) / size, statistics.median(shares)

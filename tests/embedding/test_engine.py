@@ -58,9 +58,12 @@ class CountedJob:
         self._model.batches += [len(self._texts)] * (self._layers == 3)
         return tokens * layers // 3
 
-    def result(self) -> np.ndarray | None:
-        if self._layers < 3:
-            return None
+    @property
+    def is_launched(self) -> bool:
+        return self._layers == 3
+
+    def result(self) -> np.ndarray:
+        self._model.read += 1
         return np.array([[len(text), text[0]] for text in self._texts], np.float32)
 
 
@@ -71,6 +74,7 @@ class CountedModel:
         self.clock, self.token_s = clock, token_s
         self.width, self.tokens_max, self.workspace_bytes = 2, tokens_max, 0
         self.batches: list[int] = []
+        self.read = 0
 
     def begin(self, texts: Sequence[Sequence[int]], second: Sequence[int]) -> CountedJob:
         return CountedJob(self, texts)
@@ -195,6 +199,7 @@ def test_a_part_of_few_tokens_has_several_layers(tmp_path: Path) -> None:
     for tokens_max, parts in ((1, [1, 1, 1]), (3, [2, 1]), (4, [4])):
         job = model.begin([[7, 8, 9, 10]], [])
         assert [job.step(tokens_max) for _ in parts] == parts
+        assert job.is_launched
         made.append(job.result())
     np.testing.assert_allclose(made, [made[0]] * 3, atol=1e-6)
 
@@ -414,7 +419,11 @@ def test_the_own_softmax_is_that_of_mlx(
         mx.random.normal((161, heads * 8), key=mx.random.key(heads + index)) * 4
         for index, heads in enumerate((4, key_heads, key_heads))
     )
-    heads = (packed.heads(queries, 4), packed.heads(keys, key_heads), packed.heads(values, key_heads))
+    heads = (
+        *packed.heads(queries, [4]),
+        *packed.heads(keys, [key_heads]),
+        *packed.heads(values, [key_heads]),
+    )
     made = packed.attend(*heads, scale=1.0, window=window)
     assert attention.SCORES_MIN < 3 * 4 * 90 * 90
     monkeypatch.setattr(attention, "SCORES_MIN", 1 << 40)
@@ -428,7 +437,7 @@ def test_distances_count_in_half_precision_and_in_pieces(monkeypatch: pytest.Mon
     made = []
     for dtype, scores_bytes_max in ((mx.float32, 1 << 28), (mx.bfloat16, 1 << 28), (mx.float32, 5 * 4 * 160)):
         monkeypatch.setattr(packing, "SCORES_BYTES_MAX", scores_bytes_max)
-        heads = packed.heads(queries.astype(dtype), 4)
+        (heads,) = packed.heads(queries.astype(dtype), [4])
         attended = packed.attend(heads, heads, heads, scale=0.3, slopes=mx.array([0.5, 0.25, 0.1, 0.0]))
         made.append(np.array(attended.astype(mx.float32)))
     np.testing.assert_allclose(made[1], made[0], atol=0.05)

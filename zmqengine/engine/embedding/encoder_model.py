@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import quantize
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_unflatten
 
 from zmqengine.checkpoint.recipe import Recipe
 from zmqengine.engine.embedding.dense import Dense
@@ -18,6 +18,9 @@ from zmqengine.engine.embedding.encoders import bert, gemma3, modernbert, nomic
 from zmqengine.engine.embedding.encoders.parts import Encoder, Scorer
 from zmqengine.engine.embedding.packing import SCORES_BYTES_MAX, Packed
 from zmqengine.engine.embedding.pooling import pool
+from zmqengine.engine.embedding.product import Product
+from zmqengine.engine.embedding.replay import ReplayJob, Replays
+from zmqengine.engine.embedding.text_batch import TextBatch
 from zmqengine.engine.host.backend import on_gpu
 from zmqengine.engine.models.arrays import Weights, read_arrays
 from zmqengine.engine.texts.pooling import unit
@@ -32,12 +35,17 @@ _FAMILIES: dict[str, tuple[Any, Callable[..., Any]]] = {
 
 TOKENS_MAX_CPU, TOKENS_MAX_GPU = 2048, 16_384
 """Tokens of a batch. More gain nothing: products of this height use the whole device."""
+REPLAYED_PRODUCTS_MAX = 20_000_000_000
+"""Products of numbers in a layer, of tokens with weights, up to which a GPU replays a padded batch: an H100 makes them
+in about half a millisecond (TF32), and the host takes that long for a layer's operations on texts without padding."""
 
 
 class TextEncoder:
     """A `VectorModel` on an encoder of our own."""
 
-    def __init__(self, encoder: Encoder, recipe: Recipe, dense: Sequence[Dense], *, on_gpu: bool) -> None:
+    def __init__(
+        self, encoder: Encoder, recipe: Recipe, dense: Sequence[Dense], context_tokens: int, *, on_gpu: bool
+    ) -> None:
         self._encoder = encoder
         self._recipe = recipe
         self._dense = dense
@@ -46,22 +54,40 @@ class TextEncoder:
         self.width = recipe.labels or (dense[-1].width if dense else int(config["hidden_size"]))
         floats = 8 * int(config["hidden_size"]) + 3 * int(config.get("intermediate_size", 0))
         self._token_bytes = 4 * floats
+        self._replays: Replays | None = None
+        if on_gpu:
+            arrays: dict[str, mx.array] = dict(tree_flatten(encoder.layers))
+            layer_floats = sum(array.size for array in arrays.values()) // len(encoder.layers)
+            tokens_max = min(self.tokens_max, REPLAYED_PRODUCTS_MAX // layer_floats)
+            self._replays = Replays(
+                self._forward,
+                context_tokens=context_tokens,
+                tokens_max=tokens_max,
+                heads=int(config["num_attention_heads"]),
+            )
 
     @property
     def workspace_bytes(self) -> int:
         """Bytes of a batch: the states of its tokens, and attention scores."""
         return self.tokens_max * self._token_bytes + SCORES_BYTES_MAX
 
-    def begin(self, texts: Sequence[Sequence[int]], second: Sequence[int]) -> TextEncoderJob:
+    def begin(self, texts: Sequence[Sequence[int]], second: Sequence[int]) -> TextEncoderJob | ReplayJob:
         """A job for these texts."""
-        return TextEncoderJob(self._encoder, Packed(texts, second), self._vectors)
+        replay = None if self._replays is None else self._replays.begin(texts, second)
+        return replay or TextEncoderJob(self._encoder, Packed(texts, second), self._vectors)
 
-    def _vectors(self, hidden: mx.array, packed: Packed) -> mx.array:
+    def _forward(self, batch: TextBatch) -> mx.array:
+        states = self._encoder.start(batch)
+        for layer in self._encoder.layers:
+            states = layer(states, batch)
+        return self._vectors(self._encoder.finish(states), batch)
+
+    def _vectors(self, hidden: mx.array, batch: TextBatch) -> mx.array:
         if self._recipe.is_reranker:
             # A recipe of a reranker has a head. A check by `isinstance` fails from Python 3.12 on, which does not see
             # the layers of a module of MLX.
-            return cast("Scorer", self._encoder).score(hidden, packed).astype(mx.float32)
-        pooled = pool(hidden, packed, self._recipe.pooling or "mean")
+            return cast("Scorer", self._encoder).score(hidden, batch).astype(mx.float32)
+        pooled = pool(hidden, batch, self._recipe.pooling or "mean")
         for dense in self._dense:
             pooled = dense(pooled)
         return unit(pooled)
@@ -71,13 +97,18 @@ class TextEncoderJob:
     """One batch through an encoder: a part is a layer, or several where few tokens leave time for them."""
 
     def __init__(
-        self, encoder: Encoder, packed: Packed, vectors: Callable[[mx.array, Packed], mx.array]
+        self, encoder: Encoder, packed: Packed, vectors: Callable[[mx.array, TextBatch], mx.array]
     ) -> None:
         self._encoder = encoder
         self._packed = packed
         self._vectors = vectors
         self._states = encoder.start(packed)
         self._layer = 0
+
+    @property
+    def is_launched(self) -> bool:
+        """Whether the last layer was launched."""
+        return self._layer == len(self._encoder.layers)
 
     def step(self, tokens_max: int) -> int:
         """The next layers; the last one makes the vectors too. Returns their share of the batch's tokens."""
@@ -86,14 +117,16 @@ class TextEncoderJob:
         self._layer = min(len(layers), before + max(1, tokens_max * len(layers) // tokens))
         for layer in layers[before : self._layer]:
             self._states = layer(self._states, self._packed)
-        if self._layer == len(layers):
+        if self.is_launched:
             self._states = self._vectors(self._encoder.finish(self._states), self._packed)
-        mx.eval(self._states)
+            mx.async_eval(self._states)  # type: ignore[no-untyped-call]
+        else:
+            mx.eval(self._states)
         return max(1, tokens * (self._layer - before) // len(layers))
 
-    def result(self) -> np.ndarray | None:
-        """The vectors after the last layer."""
-        return np.array(self._states) if self._layer == len(self._encoder.layers) else None
+    def result(self) -> np.ndarray:
+        """The vectors, once they are computed."""
+        return np.array(self._states)
 
 
 def load_encoder(directory: Path, recipe: Recipe) -> tuple[Encoder, int, int]:
@@ -115,7 +148,7 @@ def load_encoder(directory: Path, recipe: Recipe) -> tuple[Encoder, int, int]:
         ) from error
     if not on_gpu():
         encoder.set_dtype(mx.float32)
-        _lay_by_inputs(encoder)
+    _turn_products(encoder, copy=not on_gpu())
     mx.eval(encoder.parameters())
     encoder.eval()
     arrays: dict[str, mx.array] = dict(tree_flatten(encoder.parameters()))
@@ -123,14 +156,17 @@ def load_encoder(directory: Path, recipe: Recipe) -> tuple[Encoder, int, int]:
     return encoder, family.context_tokens(recipe.config), parameter_bytes
 
 
-def _lay_by_inputs(encoder: Any) -> None:
-    """Let the weights of linear layers lie in memory as products read them, from inputs to outputs.
+def _turn_products(encoder: Any, *, copy: bool) -> None:
+    """Make linear layers products with weights (inputs, outputs), an operation less; with `copy` they lie so in memory.
 
-    OpenBLAS multiplies few tokens up to 1.8 times as fast so, and many a tenth faster.
+    OpenBLAS multiplies few tokens up to 1.8 times as fast then, and many a tenth faster.
     """
-    for _, module in encoder.named_modules():
-        if type(module) is Linear:
-            module.weight = mx.contiguous(module.weight.T).T
+    products = [
+        (name, Product(module, copy=copy))
+        for name, module in encoder.named_modules()
+        if type(module) is Linear
+    ]
+    encoder.update_modules(tree_unflatten(products))
 
 
 def _quantize_as(found: Weights, encoder: Any, quantization: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -31,12 +31,20 @@ SHARED_STEP_S = 0.005
 class Job(Protocol):
     """The vectors of one batch of texts, computed in parts."""
 
-    def step(self, tokens_max: int) -> int:
-        """Compute the next part, of about the time of `tokens_max` tokens; returns the tokens that take as long."""
+    @property
+    def is_launched(self) -> bool:
+        """Whether no part is left to launch."""
         ...
 
-    def result(self) -> np.ndarray | None:
-        """The vectors (texts, floats) of float32 once the last part is computed."""
+    def step(self, tokens_max: int) -> int:
+        """Compute the next part, of about the time of `tokens_max` tokens; returns the tokens that take as long.
+
+        The last part is launched only.
+        """
+        ...
+
+    def result(self) -> np.ndarray:
+        """Wait for the vectors (texts, floats) of float32. To be called after the last part."""
         ...
 
 
@@ -61,7 +69,8 @@ class EmbeddingEngine:
 
     A step computes one batch, whose size follows the measured speed as that of prefill chunks does. A text that takes
     longer by itself goes on in the next step: after a layer, or several. `step_s`: target of the time of a step, for
-    which a new row waits; 0 for no limit.
+    which a new row waits; 0 for no limit. On a GPU (`reads_late`) vectors are read in the next step, after it has
+    launched what came meanwhile: the device computes while the host publishes, receives and builds.
     """
 
     def __init__(
@@ -72,6 +81,7 @@ class EmbeddingEngine:
         rows_max: int = 32,
         step_s: float = 0.2,
         clock: StepClock | None = None,
+        reads_late: bool = False,
     ) -> None:
         self._model = model
         self.info = info
@@ -83,7 +93,9 @@ class EmbeddingEngine:
         self._step_s = step_s
         self._pace = StepPace(model.tokens_max, model.tokens_max, step_s, gpu=on_gpu())
         self._texts = TextRows()
-        self._job: tuple[Job, list[TextPlace]] | None = None
+        self._job: _Batch | None = None
+        self._launched: _Batch | None = None
+        self._reads_late = reads_late
         self._steps = self._texts_tokens = 0
 
     # --- rows ---
@@ -115,34 +127,40 @@ class EmbeddingEngine:
     def reset(self) -> None:
         """Drop every row."""
         self._texts = TextRows()
-        self._job = None
+        self._job = self._launched = None
 
     # --- a step ---
 
     def next(self) -> StepResult:
         """Compute a batch of texts, or the next part of one that takes longer."""
         result = StepResult()
-        tokens_max = self._pace.choose(decoding=0, waiting=0)
-        if self._job is None:
-            places = self._texts.take(tokens_max)
-            if not places:
-                return result
-            seconds = [self._texts.rows[place.row].request.second for place in places]
-            second = [
-                of_row[place.text] if of_row else 0 for of_row, place in zip(seconds, places, strict=True)
-            ]
-            self._job = self._model.begin([self._texts.text(place) for place in places], second), places
-        job, places = self._job
+        tokens_max, tokens = self._pace.choose(decoding=0, waiting=0), 0
+        before, self._launched = self._launched, None
         self._clock.start()
-        tokens = job.step(tokens_max)
-        vectors = job.result()
-        self._pace.record(tokens, self._clock.seconds())
-        if vectors is not None:
-            self._job = None
-            self._texts.settle(places, vectors, result)
-            self._texts_tokens += sum(place.tokens for place in places)
-        self._steps += 1
+        if self._job is None:
+            self._job = self._begin(tokens_max)
+        if self._job is not None:
+            tokens = self._job.job.step(tokens_max)
+            if self._job.job.is_launched:
+                self._launched, self._job = self._job, None
+        if not self._reads_late:
+            before, self._launched = self._launched, None
+        vectors = None if before is None else before.job.result()
+        if tokens or vectors is not None:
+            self._pace.record(tokens, self._clock.seconds())
+            self._steps += 1
+        if before is not None and vectors is not None:
+            self._texts.settle(before.places, vectors, result)
+            self._texts_tokens += sum(place.tokens for place in before.places)
         return result
+
+    def _begin(self, tokens_max: int) -> _Batch | None:
+        places = self._texts.take(tokens_max)
+        if not places:
+            return None
+        seconds = [self._texts.rows[place.row].request.second for place in places]
+        second = [of_row[place.text] if of_row else 0 for of_row, place in zip(seconds, places, strict=True)]
+        return _Batch(self._model.begin([self._texts.text(place) for place in places], second), places)
 
     # --- limits and figures ---
 
@@ -196,3 +214,8 @@ class EmbeddingEngine:
     def close(self) -> None:
         """Drop every row. Idempotent."""
         self.reset()
+
+
+class _Batch(NamedTuple):
+    job: Job
+    places: list[TextPlace]

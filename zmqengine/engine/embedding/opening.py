@@ -66,7 +66,7 @@ def open_encoder(
         keep_freed_arrays()
     limit = limit_memory(recommended, parameter_bytes)
     limit_mlx(limit, parameter_bytes)
-    model = TextEncoder(encoder, recipe, dense, on_gpu=on_gpu())
+    model = TextEncoder(encoder, recipe, dense, context_tokens, on_gpu=on_gpu())
     info = ModelInfo(
         name=name,
         vocab_size=int(recipe.config["vocab_size"]),
@@ -85,7 +85,9 @@ def open_encoder(
         "device": "gpu" if on_gpu() else "cpu",
     }
     return OpenedEncoder(
-        EmbeddingEngine(model, info, rows_max=options.rows_max, step_s=options.prefill_s),
+        EmbeddingEngine(
+            model, info, rows_max=options.rows_max, step_s=options.prefill_s, reads_late=on_gpu()
+        ),
         tokenizer,
         limit,
         facts,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import mlx.core as mx
 import numpy as np
@@ -11,14 +12,12 @@ from zmqengine.engine.embedding.attention import attention
 from zmqengine.engine.host.backend import on_gpu
 
 SCORES_BYTES_MAX = 256 << 20
-"""Attention scores that exist at once where the device computes them all: longer texts are cut by queries."""
+"""Attention scores that exist at once where the device computes them all: longer texts are cut by queries. A GPU has
+kernels that do not, but not all have one for float32."""
 
 
 class Packed:
-    """A batch of texts. `ids`, `positions` and `types` (1 in the second part of a pair) have one entry for each token.
-
-    Linear layers and norms work on arrays (tokens, width); `attend` pads to the longest text and back.
-    """
+    """A `TextBatch` without padding: `heads` pads to the longest text, and `attend` cuts the padding off."""
 
     def __init__(self, texts: Sequence[Sequence[int]], second: Sequence[int] = ()) -> None:
         lengths = np.array([len(text) for text in texts])
@@ -53,14 +52,9 @@ class Packed:
         window: int | None = None,
         slopes: mx.array | None = None,
     ) -> mx.array:
-        """Attention of every token to all of its text, or those at most `window` tokens away.
-
-        Takes arrays (texts, heads, tokens, head width) from `heads`, and returns (tokens, width). `slopes` (heads,):
-        what a score loses with every token of distance (ALiBi).
-        """
         texts, heads, longest, width = queries.shape
         rows = longest
-        if slopes is not None or not on_gpu():
+        if slopes is not None or not on_gpu() or queries.dtype == mx.float32:
             rows = max(1, min(longest, SCORES_BYTES_MAX // (4 * texts * heads * longest)))
         parts = []
         for start in range(0, longest, rows):
@@ -85,10 +79,10 @@ class Packed:
         lost = -slopes[:, None, None] * distances
         return lost[None] if mask is None else mx.where(mask, lost, mx.array(-mx.inf, lost.dtype))
 
-    def heads(self, states: mx.array, count: int) -> mx.array:
-        """(tokens, count * width) as (texts, count, tokens of the longest, width)."""
-        rows = states.reshape(len(self.lengths), self.longest, -1) if self.is_even else states[self._padded]
-        return rows.reshape(*rows.shape[:2], count, -1).transpose(0, 2, 1, 3)
+    def heads(self, states: mx.array, counts: Sequence[int]) -> list[mx.array]:
+        """(tokens, sum of `counts` * width) as arrays (texts, count, tokens of the longest, width)."""
+        rows = states if self.is_even else states[self._padded]
+        return split_heads(rows, len(self.lengths), counts)
 
     def first(self, states: mx.array) -> mx.array:
         """The states of each text's first token."""
@@ -99,7 +93,7 @@ class Packed:
         return states[mx.array(self.starts + self.lengths - 1)]
 
     def mean(self, states: mx.array) -> mx.array:
-        """The mean state of each text."""
+        """The mean state of each text, in float32."""
         lengths = mx.array(self.lengths)[:, None].astype(mx.float32)
         return self._sums(states.astype(mx.float32)) / lengths
 
@@ -114,3 +108,9 @@ class Packed:
             return states.reshape(texts, self.longest, -1).sum(axis=1)
         owner = mx.array(np.repeat(np.arange(texts), self.lengths))
         return mx.zeros((texts, states.shape[-1]), states.dtype).at[owner].add(states)
+
+
+def split_heads(states: mx.array, texts: int, counts: Sequence[int]) -> list[mx.array]:
+    """States of texts of one length as arrays (texts, count, tokens, width), one for each of `counts`."""
+    rows = states.reshape(texts, -1, sum(counts), states.shape[-1] // sum(counts)).transpose(0, 2, 1, 3)
+    return list(mx.split(rows, list(accumulate(counts))[:-1], axis=1))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from zmqengine.engine.embedding.packing import Packed
+from zmqengine.engine.embedding.text_batch import TextBatch
 
 
-def pool(hidden: mx.array, packed: Packed, pooling: str) -> mx.array:
+def pool(hidden: mx.array, batch: TextBatch, pooling: str) -> mx.array:
     """One state of float32 for each text."""
-    pools = {"cls": packed.first, "last": packed.last, "mean": packed.mean, "max": packed.most}
+    pools = {"cls": batch.first, "last": batch.last, "mean": batch.mean, "max": batch.most}
     return pools[pooling](hidden).astype(mx.float32)

@@ -16,7 +16,7 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm
 
 from zmqengine.engine.embedding.encoders.activations import activation
-from zmqengine.engine.embedding.packing import Packed
+from zmqengine.engine.embedding.text_batch import TextBatch
 from zmqengine.engine.models.arrays import Weights, joined, renamed, whole
 from zmqengine.errors import ModelLoadError
 
@@ -58,11 +58,9 @@ class BertLayer(Module):
         self._activation = activation(_activation_of(config))
         self._slopes = mx.array(distance_slopes(self._heads)) if has_distances(config) else None
 
-    def __call__(self, states: mx.array, packed: Packed) -> mx.array:
-        queries, keys, values = (
-            packed.heads(part, self._heads) for part in mx.split(self.qkv(states), 3, axis=-1)
-        )
-        attended = packed.attend(queries, keys, values, scale=self._scale, slopes=self._slopes)
+    def __call__(self, states: mx.array, batch: TextBatch) -> mx.array:
+        queries, keys, values = batch.heads(self.qkv(states), [self._heads] * 3)
+        attended = batch.attend(queries, keys, values, scale=self._scale, slopes=self._slopes)
         states = self.attention_norm(states + self.out(attended))
         inner = self.up(states)
         if self._is_gated:
@@ -95,12 +93,12 @@ class Bert(Module):
         self._first_position = first_position(config)
         self._types = config.get("type_vocab_size", 2)
 
-    def start(self, packed: Packed) -> mx.array:
+    def start(self, batch: TextBatch) -> mx.array:
         """The sum of what tokens, positions and parts of a pair are embedded as, normalised."""
-        states = self.word(packed.ids)
+        states = self.word(batch.ids)
         if self._has_table:
-            states = states + self.position(packed.positions + self._first_position)
-        types = packed.types if self._types > 1 else mx.zeros_like(packed.types)
+            states = states + self.position(batch.positions + self._first_position)
+        types = batch.types if self._types > 1 else mx.zeros_like(batch.types)
         made: mx.array = self.norm(states + self.token_type(types))
         return made
 
@@ -108,9 +106,9 @@ class Bert(Module):
         """As they are."""
         return states
 
-    def score(self, hidden: mx.array, packed: Packed) -> mx.array:
+    def score(self, hidden: mx.array, batch: TextBatch) -> mx.array:
         """From the first token."""
-        made: mx.array = self.classifier(mx.tanh(self.dense(packed.first(hidden))))
+        made: mx.array = self.classifier(mx.tanh(self.dense(batch.first(hidden))))
         return made
 
 

@@ -14,7 +14,7 @@ from mlx.nn.layers.linear import Linear
 
 from zmqengine.engine.embedding.encoders.activations import activation
 from zmqengine.engine.embedding.encoders.parts import FULL, SLIDING, layer_kind, rotary_base, rotated
-from zmqengine.engine.embedding.packing import Packed
+from zmqengine.engine.embedding.text_batch import TextBatch
 from zmqengine.engine.models.arrays import Weights, joined, renamed, whole
 
 _PREFIXES = ("model.",)
@@ -70,13 +70,13 @@ class Gemma3Layer(Module):
         older = {FULL: config.get("rope_theta", 1e6), SLIDING: config.get("rope_local_base_freq", 1e4)}
         self._base = rotary_base(config, kind, older[kind])
 
-    def __call__(self, states: mx.array, packed: Packed) -> mx.array:
-        borders = [self._heads * self._width, (self._heads + self._pairs) * self._width]
-        queries, keys, values = mx.split(self.qkv(self.input_layernorm(states)), borders, axis=-1)
-        attended = packed.attend(
-            rotated(self.q_norm(packed.heads(queries, self._heads)), self._base),
-            rotated(self.k_norm(packed.heads(keys, self._pairs)), self._base),
-            packed.heads(values, self._pairs),
+    def __call__(self, states: mx.array, batch: TextBatch) -> mx.array:
+        counts = [self._heads, self._pairs, self._pairs]
+        queries, keys, values = batch.heads(self.qkv(self.input_layernorm(states)), counts)
+        attended = batch.attend(
+            rotated(self.q_norm(queries), self._base),
+            rotated(self.k_norm(keys), self._base),
+            values,
             scale=self._scale,
             window=self._window,
         )
@@ -98,9 +98,9 @@ class Gemma3(Module):
         self.norm = RootMeanSquareNorm(width, config.get("rms_norm_eps", 1e-6))
         self._scale = width**0.5
 
-    def start(self, packed: Packed) -> mx.array:
+    def start(self, batch: TextBatch) -> mx.array:
         """Embedded tokens, scaled in their own precision."""
-        states: mx.array = self.word(packed.ids)
+        states: mx.array = self.word(batch.ids)
         return states * mx.array(self._scale, states.dtype)
 
     def finish(self, states: mx.array) -> mx.array:

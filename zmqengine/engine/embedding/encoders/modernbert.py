@@ -21,7 +21,7 @@ from zmqengine.engine.embedding.encoders.parts import (
     rotary_base,
     rotated,
 )
-from zmqengine.engine.embedding.packing import Packed
+from zmqengine.engine.embedding.text_batch import TextBatch
 from zmqengine.engine.models.arrays import Weights, renamed, whole
 
 _PREFIXES = ("model.", "0.auto_model.")
@@ -66,11 +66,11 @@ class ModernBertLayer(Module):
         }  # fmt: skip
         self._base = rotary_base(config, kind, older[kind])
 
-    def __call__(self, states: mx.array, packed: Packed) -> mx.array:
+    def __call__(self, states: mx.array, batch: TextBatch) -> mx.array:
         normed = states if self._is_first else self.attn_norm(states)
-        parts = [packed.heads(part, self._heads) for part in mx.split(self.Wqkv(normed), 3, axis=-1)]
-        queries, keys = (rotated(part, self._base) for part in parts[:2])
-        attended = packed.attend(queries, keys, parts[2], scale=self._width**-0.5, window=self._window)
+        queries, keys, values = batch.heads(self.Wqkv(normed), [self._heads] * 3)
+        queries, keys = rotated(queries, self._base), rotated(keys, self._base)
+        attended = batch.attend(queries, keys, values, scale=self._width**-0.5, window=self._window)
         states = states + self.out(attended)
         given, gate = mx.split(self.Wi(self.mlp_norm(states)), 2, axis=-1)
         return states + self.down(self._activation(given) * gate)
@@ -95,9 +95,9 @@ class ModernBert(Module):
         self._head_activation = activation(config.get("classifier_activation", "gelu"))
         self._scores_mean = config.get("classifier_pooling", "cls") == "mean"
 
-    def start(self, packed: Packed) -> mx.array:
+    def start(self, batch: TextBatch) -> mx.array:
         """Embedded tokens, normalised."""
-        made: mx.array = self.norm(self.word(packed.ids))
+        made: mx.array = self.norm(self.word(batch.ids))
         return made
 
     def finish(self, states: mx.array) -> mx.array:
@@ -105,9 +105,9 @@ class ModernBert(Module):
         made: mx.array = self.final_norm(states)
         return made
 
-    def score(self, hidden: mx.array, packed: Packed) -> mx.array:
+    def score(self, hidden: mx.array, batch: TextBatch) -> mx.array:
         """From the first token or the mean, as the config says."""
-        pooled = packed.mean(hidden).astype(hidden.dtype) if self._scores_mean else packed.first(hidden)
+        pooled = batch.mean(hidden).astype(hidden.dtype) if self._scores_mean else batch.first(hidden)
         made: mx.array = self.classifier(self.head_norm(self._head_activation(self.head_dense(pooled))))
         return made
 

@@ -16,7 +16,7 @@ from mlx.nn.layers.normalization import LayerNorm
 
 from zmqengine.engine.embedding.encoders.activations import activation
 from zmqengine.engine.embedding.encoders.parts import rotary_base, rotated
-from zmqengine.engine.embedding.packing import Packed
+from zmqengine.engine.embedding.text_batch import TextBatch
 from zmqengine.engine.models.arrays import Weights, joined, renamed, whole
 from zmqengine.errors import ModelLoadError
 
@@ -58,11 +58,9 @@ class NomicLayer(Module):
         self._activation = activation(config.get("hidden_act", "silu"))
         self._base = rotary_base(config, "", config.get("rope_theta", 1000.0))
 
-    def __call__(self, states: mx.array, packed: Packed) -> mx.array:
-        queries, keys, values = (
-            packed.heads(part, self._heads) for part in mx.split(self.qkv(states), 3, axis=-1)
-        )
-        attended = packed.attend(
+    def __call__(self, states: mx.array, batch: TextBatch) -> mx.array:
+        queries, keys, values = batch.heads(self.qkv(states), [self._heads] * 3)
+        attended = batch.attend(
             rotated(queries, self._base), rotated(keys, self._base), values, scale=self._width**-0.5
         )
         states = self.attention_norm(states + self.out(attended))
@@ -84,9 +82,9 @@ class NomicBert(Module):
         layers = whole(config["num_hidden_layers"], "num_hidden_layers")
         self.layers = [NomicLayer(config) for _ in range(layers)]
 
-    def start(self, packed: Packed) -> mx.array:
+    def start(self, batch: TextBatch) -> mx.array:
         """The sum of what tokens and parts of a pair are embedded as, normalised."""
-        made: mx.array = self.norm(self.word(packed.ids) + self.token_type(packed.types))
+        made: mx.array = self.norm(self.word(batch.ids) + self.token_type(batch.types))
         return made
 
     def finish(self, states: mx.array) -> mx.array:

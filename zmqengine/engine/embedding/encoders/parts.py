@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from zmqengine.engine.embedding.packing import Packed
+from zmqengine.engine.embedding.text_batch import TextBatch
 from zmqengine.errors import ModelLoadError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -17,9 +17,9 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 class Encoder(Protocol):
     """A model whose layers can be run one by one: `start`, each of `layers`, `finish`. States are (tokens, width)."""
 
-    layers: list[Callable[[mx.array, Packed], mx.array]]
+    layers: list[Callable[[mx.array, TextBatch], mx.array]]
 
-    def start(self, packed: Packed) -> mx.array:
+    def start(self, batch: TextBatch) -> mx.array:
         """States before the first layer."""
         ...
 
@@ -31,7 +31,7 @@ class Encoder(Protocol):
 class Scorer(Encoder, Protocol):
     """An encoder with a head for scores."""
 
-    def score(self, hidden: mx.array, packed: Packed) -> mx.array:
+    def score(self, hidden: mx.array, batch: TextBatch) -> mx.array:
         """Logits (texts, labels) of the head."""
         ...
 

@@ -1,0 +1,267 @@
+"""The forward pass of a GPU, on the CPU: padded shapes, replayed in one call, and vectors that are read a step late."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.embedding import test_equality
+from tests.embedding.checkpoints import NAMES, case, engine_of, run, write
+from tests.embedding.test_engine import INFO, Clock, CountedModel
+from zmqengine.checkpoint.recipe import read_recipe
+from zmqengine.engine.embedding import attention, encoder_model, engine, opening, packing
+from zmqengine.engine.embedding.encoders import activations
+from zmqengine.engine.embedding.engine import EmbeddingEngine
+from zmqengine.engine.embedding.padded import Padded
+from zmqengine.engine.embedding.replay import Replays, rounded
+from zmqengine.engine.interface import TextsRequest, VectorEngine
+
+THEIR_OPERATIONS = 343
+"""Of one text through mlx-embeddings 0.1.0, a BERT of six layers in float32, where a norm is one operation."""
+THEIR_CALLS = 467
+"""Calls of Python for them."""
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The choices that are made on a GPU; MLX computes on its default device."""
+    for module in (activations, attention, encoder_model, engine, opening, packing):
+        monkeypatch.setattr(module, "on_gpu", lambda: True)
+
+
+@pytest.fixture
+def replays_only(on_a_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `on_a_gpu`, and a batch that is not replayed fails."""
+    monkeypatch.setattr(encoder_model, "TextEncoderJob", None)
+
+
+def encoders() -> list[str]:
+    """The cases that have an encoder of our own."""
+    return [name for name in NAMES if case(name)["config"]["model_type"] not in ("llama", "qwen3", "lfm2")]
+
+
+def replays_of(engine: VectorEngine) -> Replays:
+    found = engine._model._replays  # type: ignore[attr-defined]
+    assert isinstance(found, Replays)
+    return found
+
+
+@pytest.mark.usefixtures("replays_only")
+@pytest.mark.parametrize("name", encoders())
+def test_vectors_of_padded_texts_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    """All of a case in one shape, and each text in its own: padding and neighbours change nothing."""
+    given = case(name)
+    assert read_recipe(write(tmp_path, given)).family
+    (tmp_path / "again").mkdir()
+    test_equality.check(tmp_path / "again", given)
+
+
+@pytest.mark.usefixtures("replays_only")
+@pytest.mark.parametrize(("act", "heads"), [("geglu", 4), ("reglu", 3)])
+def test_vectors_of_jinas_padded_texts_are_those_of_the_paper(act: str, heads: int, tmp_path: Path) -> None:
+    """Scores that fall with the distance are terms of the same masks."""
+    test_equality.check(tmp_path, test_equality.jina(act, heads))
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+@pytest.mark.parametrize("name", encoders())
+def test_padded_texts_have_the_vectors_of_texts_without_padding(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every length up to the longest that the model knows, whose padding would have no positions."""
+    given = case(name)
+    output: Any = "score" if given["pooling"] is None else "embedding"
+    (tmp_path / "a").mkdir()
+    padded = engine_of(write(tmp_path / "a", given))
+    longest = padded.info.context_tokens
+    lengths = [*range(1, 40), longest - 17, longest - 1, longest]
+    texts = [
+        [2 + (index * 7 + place * 5) % 80 for place in range(length)] for index, length in enumerate(lengths)
+    ]
+    made, _ = run(padded, [TextsRequest(0, texts, output=output)])
+    (tmp_path / "b").mkdir()
+    monkeypatch.setattr(encoder_model, "REPLAYED_PRODUCTS_MAX", 0)
+    plain = engine_of(write(tmp_path / "b", given))
+    monkeypatch.setattr(Replays, "begin", lambda *_: None)
+    expected, _ = run(plain, [TextsRequest(0, texts, output=output)])
+    test_equality.near(made[0], expected[0], output)
+
+
+@pytest.mark.parametrize("pooling", ["first", "last", "mean", "most"])
+def test_padding_is_in_no_pool(pooling: str) -> None:
+    """Whatever its states are."""
+    states = mx.random.normal((3, 16, 4), key=mx.random.key(1))
+    lengths = [16, 1, 9]
+    batch = Padded(mx.zeros((3, 16), mx.int32), mx.array(lengths)[:, None])
+    of = {
+        "first": lambda x: x[0],
+        "last": lambda x: x[-1],
+        "mean": lambda x: x.mean(0),
+        "most": lambda x: x.max(0),
+    }
+    expected = [of[pooling](np.array(states[row, :length])) for row, length in enumerate(lengths)]
+    for padding in (0.0, 1e9, -1e9):
+        inside = mx.arange(16)[None, :, None] < mx.array(lengths)[:, None, None]
+        given = mx.where(inside, states, padding).reshape(48, 4)
+        np.testing.assert_allclose(getattr(batch, pooling)(given), expected, atol=1e-6)
+
+
+@pytest.mark.usefixtures("replays_only")
+def test_a_token_that_is_not_finite_ends_its_text_alone(tmp_path: Path) -> None:
+    """Its neighbours in the rectangle are as long with padding, which is none of its tokens."""
+    opened = engine_of(write(tmp_path, case("bert-mean")))
+    opened._model._encoder.word.weight[0] = float("nan")  # type: ignore[attr-defined]
+    made, failures = run(
+        opened, [TextsRequest(0, [[7, 0, 7]]), TextsRequest(1, [[8, 9]]), TextsRequest(2, [[5]])]
+    )
+    assert [failure.row for failure in failures] == [0]
+    assert np.isfinite([made[1], made[2]]).all()
+
+
+def operations(*arrays: mx.array) -> int:
+    """Operations in the graph of these arrays."""
+    text: Any = io.StringIO()
+    mx.export_to_dot(text, *arrays)
+    return int(text.getvalue().count("shape=rectangle"))
+
+
+def calls_of(work: Callable[[], Any]) -> tuple[Any, int]:
+    """What `work` returns, and the calls of Python's and of C's functions in it."""
+    calls = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        return work(), calls
+    finally:
+        sys.setprofile(before)
+
+
+@pytest.fixture
+def minilm(on_a_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> VectorEngine:
+    """A BERT of six layers, whose norms are one operation as on a GPU."""
+    monkeypatch.setattr(mx.fast, "layer_norm", lambda states, *_: mx.sort(states, axis=-1))
+    given = case("bert-mean")
+    shapes = {name: shape for name, shape in given["shapes"].items() if ".layer.0." not in name}
+    of_layer = {name: shape for name, shape in given["shapes"].items() if ".layer.0." in name}
+    for index in range(6):
+        shapes |= {name.replace(".layer.0.", f".layer.{index}."): shape for name, shape in of_layer.items()}
+    return engine_of(
+        write(tmp_path, {**given, "shapes": shapes, "config": {**given["config"], "num_hidden_layers": 6}})
+    )
+
+
+@pytest.mark.parametrize("texts", [1, 8, 64])
+def test_a_request_is_half_the_operations_of_mlx_embeddings(minilm: VectorEngine, texts: int) -> None:
+    """And is built without Python: on a GPU the host's operations are the time of few texts."""
+    given = [[5] * (9 + index % 7) for index in range(texts)]
+    replays = replays_of(minilm)
+    assert replays.begin(given, []) is not None
+    job, calls = calls_of(lambda: replays.begin(given, []))
+    made = operations(job._vectors)
+    print(f"{texts} texts: {made} operations, {calls} calls")
+    assert made * 2 <= THEIR_OPERATIONS
+    assert calls * 10 <= THEIR_CALLS + 30 * texts
+
+
+def test_shapes_repeat() -> None:
+    """Few of them are traced, whatever texts come, and padding of large ones is at most a quarter."""
+    traced = []
+
+    def forward(batch: Any) -> mx.array:
+        traced.append(len(batch.ids))
+        made: mx.array = batch.mean(batch.ids[:, None])
+        return made
+
+    replays = Replays(forward, context_tokens=512, tokens_max=16_384, heads=4)
+    shapes = set()
+    for texts in range(1, 33):
+        for length in range(1, 513, 7):
+            job = replays.begin([[3] * length] * texts, [])
+            if job is not None:
+                job.step(1)
+                assert job.result().tolist() == [[3.0]] * texts
+                shapes.add((rounded(texts, 8), rounded(length, 64)))
+    assert len(traced) == len(shapes) <= 12 * 19
+    for count in range(1, 2000):
+        assert count <= rounded(count, 8) < max(2 * count, 2)
+        assert rounded(count, 8) <= max(8, 1.25 * count)
+
+
+def test_a_batch_that_fills_the_device_is_not_padded(
+    on_a_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There padding takes longer than operations."""
+    given = case("bert-mean")
+    layer_floats = 8_000
+    monkeypatch.setattr(encoder_model, "REPLAYED_PRODUCTS_MAX", 64 * layer_floats)
+    opened = engine_of(write(tmp_path, given))
+    replays = replays_of(opened)
+    assert replays.begin([[5] * 8], []) is not None
+    assert replays.begin([[5] * 300], []) is None
+    made, _ = run(opened, [TextsRequest(0, given["texts"])])
+    test_equality.near(made[0], np.array(given["vectors"], np.float32), "embedding")
+
+
+class Launches(CountedModel):
+    """A model that notes what is launched and read, in order."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock, 1e-6, 16)
+        self.events: list[str] = []
+
+    def begin(self, texts: Any, second: Any) -> Any:
+        job = super().begin(texts, second)
+        step, result = job.step, job.result
+
+        def launch(tokens_max: int) -> int:
+            self.events.append(f"launch {texts[0][0]}")
+            return step(1 << 20)
+
+        def read() -> np.ndarray:
+            self.events.append(f"read {texts[0][0]}")
+            return result()
+
+        job.step, job.result = launch, read  # type: ignore[method-assign]
+        return job
+
+
+def test_a_batch_is_launched_before_the_one_before_it_is_read() -> None:
+    """So the device computes while the host hands vectors over and builds; one text is read in the next step."""
+    model = Launches(clock := Clock())
+    late = EmbeddingEngine(model, INFO, clock=clock, reads_late=True)
+    late.embed([TextsRequest(0, [[number] * 16 for number in (1, 2, 3)])])
+    assert late.next().vectors == []
+    given = [len(vectors.vectors) for _ in range(3) for vectors in late.next().vectors]
+    assert given == [1, 1, 1]
+    assert model.events == ["launch 1", "launch 2", "read 1", "launch 3", "read 2", "read 3"]
+    assert late.next().vectors == []
+    assert late.stats().steps == 4
+
+
+def test_a_batch_in_flight_is_dropped_with_its_row_and_at_a_reset() -> None:
+    """What comes later is not theirs."""
+    model = Launches(clock := Clock())
+    late = EmbeddingEngine(model, INFO, clock=clock, reads_late=True)
+    late.embed([TextsRequest(0, [[1] * 16])])
+    late.next()
+    late.remove([0])
+    late.embed([TextsRequest(1, [[2] * 16])])
+    assert [vectors.row for _ in range(2) for vectors in late.next().vectors] == [1]
+    late.embed([TextsRequest(2, [[3] * 16])])
+    late.next()
+    late.reset()
+    assert late.next().vectors == []
+    assert model.events == ["launch 1", "launch 2", "read 1", "read 2", "launch 3"]
