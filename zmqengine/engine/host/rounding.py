@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-# Relative to the spread of a row's logits: rounding is far below, logits of another text far above.
-_OF_SPREAD = 0.2
+# Relative to the spread of logits. Differences of a random model of 36 layers in bfloat16 had a spread of 4 %, and the
+# largest of six million was 24 %; those to logits of another text have a spread of 140 %.
+_TYPICAL, _LARGEST = 0.1, 0.5
 # Relative to the largest logit, two units of bfloat16: rounding of a logit far above all others exceeds their spread.
 _OF_LARGEST = 2.0**-6
 
 
 def differ_by_rounding(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether logits of equal shape differ by rounding only, as from other kernels. NaN differs from everything."""
-    most = max(_OF_SPREAD * one.std(), _OF_LARGEST * np.abs(one).max())
-    return bool(np.abs(one - other).max() <= most)
+    """Whether logits [rows, vocab] differ by rounding only, as from other kernels. NaN differs from everything."""
+    spread, least = one.std(), _OF_LARGEST * np.abs(one).max()
+    difference = one - other
+    of_rows = np.sqrt(np.square(difference, dtype=np.float64).mean(axis=-1))
+    if not of_rows.max() <= max(_TYPICAL * spread, least):
+        return False
+    return bool(np.abs(difference).max() <= max(_LARGEST * spread, least))
