@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import random
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -120,8 +122,20 @@ def test_a_group_leaves_room_for_the_padding_that_the_next_one_has_already():
     buckets.join([(rows(500), KVBatch())])
     buckets.join([(rows(440, 460), KVBatch()), (rows(10, 70), KVBatch())])
     assert buckets.padding_bytes == 20 + 60
-    buckets.join([(rows(62), KVBatch())])
-    assert (len(buckets), buckets.padding_bytes) == (3, 88)
+    buckets.join([(rows(68), KVBatch())])
+    assert (len(buckets), buckets.padding_bytes) == (3, 82)
+
+
+def test_no_row_takes_the_room_of_all_later_ones():
+    """Chats beside a long one: without shares the first take all padding, and there are 26 batches."""
+    draw = random.Random(0)
+    lengths = [3_300] + [round(draw.lognormvariate(math.log(600), 0.4)) for _ in range(63)]
+    buckets = LengthBuckets(Batch, lambda tokens: tokens, padding_bytes_max=90_000)  # type: ignore[arg-type]
+    for length in lengths:
+        row: Any = SimpleNamespace(computed_tokens=length, prefill_tokens=length + 1, matcher=None)
+        buckets.join([([row], KVBatch())])
+    assert len(buckets) <= 4
+    assert buckets.padding_bytes <= 90_000
 
 
 def test_nobody_drafts_while_there_are_several_batches():

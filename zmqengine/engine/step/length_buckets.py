@@ -21,9 +21,13 @@ from zmqengine.engine.step.decode import DecodeBatch
 from zmqengine.engine.step.packed import Segment, forward
 from zmqengine.engine.step.padding import padding_bytes
 
+# Share of the remaining room that a row's padding may take. If the first rows took all of it, each of the later ones
+# would get a batch of its own: 64 chats on a GPU had up to 12 batches, and half the tokens/s of 3.
+_ROOM_SHARE = 1 / 8
+
 
 class LengthBuckets:
-    """The rows in decode, in as few batches as at most `padding_bytes_max` of padding in all allows.
+    """The rows in decode, in batches whose padding is at most `padding_bytes_max` in all.
 
     `new_batch` makes a batch; `project_bytes` gives the bytes of a row's caches by its tokens. A step makes at most
     `step_tokens_max` tokens for a row.
@@ -90,7 +94,7 @@ class LengthBuckets:
             self._padding_bytes([*batch.rows, *rows]) - self._padding_bytes(batch.rows)
             for batch in self._batches
         ]
-        if costs and min(costs) <= room_bytes:
+        if costs and min(costs) <= room_bytes * _ROOM_SHARE * len(rows):
             batch = self._batches[costs.index(min(costs))]
         else:
             batch = self._new_batch()
