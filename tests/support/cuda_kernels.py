@@ -199,6 +199,24 @@ def rotate_into(inputs: Arrays, facts: Facts, shapes: Any) -> list[mx.array]:
     return [queries]
 
 
+def new_arrays(inputs: Arrays, _: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
+    """Arrays whose memory is not initialised."""
+    assert len(inputs) == 1
+    return [mx.full(shape, float("nan")) for shape in shapes]
+
+
+def move_rows(inputs: Arrays, _: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
+    """move_rows.cu"""
+    keys, values, from_keys, from_values, table = inputs
+    numbers: Any = table.tolist()
+    for array, source in ((keys, from_keys), (values, from_values)):
+        given, to = memory(source), memory(array)
+        for at in range(0, len(numbers), 5):
+            from_row, row, from_start, start, columns = numbers[at : at + 5]
+            to[row, :, start : start + columns] = given[from_row, :, from_start : from_start + columns]
+    return [mx.zeros(shapes[0])]
+
+
 def attend(inputs: Arrays, _: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
     """ragged_attention.cu and window_attention.cu"""
     queries, keys, values, starts, stop, hidden, scale = inputs
@@ -261,6 +279,8 @@ KERNELS: dict[str, Callable[[Arrays, Facts, Sequence[tuple[int, ...]]], list[mx.
     "residual_norm": add_and_norm,
     "rotary_heads": rotate,
     "rotary_heads_into": rotate_into,
+    "new_arrays": new_arrays,
+    "move_rows": move_rows,
     "ragged_attention": attend,
     "ragged_attention_part": attend_in_parts,
     "ragged_attention_join": join_attended,

@@ -127,8 +127,9 @@ def test_packed_weights_go_through_their_kernel(kernels: list[str], bits: int) -
 
 
 def test_a_packed_step_on_kernels(kernels: list[str]) -> None:
-    """Each segment in decode is written in place, a prompt beside it is not; parts of products are cut by segment."""
+    """Rows in decode and prompts beside them are written in place; parts of products are cut by segment."""
     plain, tuned = opened(WIDE, mx.float16)
+    kernels.clear()
     found = []
     for model in (plain, tuned):
         alone = [kv.new_caches(model) for _ in range(4)]
@@ -147,4 +148,9 @@ def test_a_packed_step_on_kernels(kernels: list[str]) -> None:
     for one, other in zip(found[:3], found[3:], strict=True):
         for got, expected in zip(other, one, strict=True):
             assert alike(got, expected)
-    assert kernels.count("rotary_heads_into") == 2 * 3
+    layers = len(tuned.layers)
+    # Four prompts, then two in each turn, and the rows in all turns but the first.
+    assert kernels.count("rotary_heads_into") == layers * (4 + 2 * 3 + 2)
+    # For each row once: there is room for what follows.
+    assert kernels.count("new_arrays") == 4
+    assert kernels.count("move_rows") == 0

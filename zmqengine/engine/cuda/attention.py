@@ -132,8 +132,11 @@ def _prepared(
 def fits(queries: mx.array, keys: mx.array) -> bool:
     """Whether `ragged_attention` supports these queries and keys, [rows, heads, width or columns, dim]."""
     width, dim, dtype = queries.shape[2], queries.shape[3], queries.dtype
-    if dtype != keys.dtype or dim != keys.shape[3]:
-        return False
+    return dtype == keys.dtype and dim == keys.shape[3] and supports(dtype, dim, width)
+
+
+def supports(dtype: mx.Dtype, dim: int, width: int) -> bool:
+    """Whether `ragged_attention` supports `width` queries of a row, of heads with `dim` dimensions."""
     if width > 1 and _by_tensor_cores(dtype, dim):
         return True
     known = dtype in (mx.bfloat16, mx.float16, mx.float32)

@@ -13,7 +13,13 @@ from typing import Any
 import mlx.core as mx
 
 from zmqengine.engine import kv
-from zmqengine.engine.cuda import attention, between_products, plain_products, quantised_products
+from zmqengine.engine.cuda import (
+    attention,
+    between_products,
+    kv_kernels,
+    plain_products,
+    quantised_products,
+)
 from zmqengine.engine.cuda.between_products import rotates
 from zmqengine.engine.models.decoder_weights import HeadShape, Linear, Norm
 from zmqengine.engine.models.ops import QKV, PlainOps, Product, multiply_dequantised, product
@@ -26,6 +32,7 @@ ROWS = (8, 16, 32)
 """Numbers of rows at which products in half precision are measured; more rows use cuBLAS."""
 
 _LOSS_MAX = 1.05
+_TILE = 64
 # Numbers that the kernel for norms reads at once.
 _FOUR = 4
 
@@ -33,12 +40,36 @@ _FOUR = 4
 class CudaOps(PlainOps):
     """`Ops` with the kernels of this folder."""
 
-    # MLX reuses a freed buffer only for about the same size, and chunks have all sizes: 480 allocations and releases a
-    # step took 8 ms of the host's time. cuBLAS's tiles are that high or higher.
-    tokens_multiple = 64
+    traces_packed = True
 
     def __init__(self) -> None:
         super().__init__(QUANTISED_ROWS_MAX)
+
+    def new_cache(self) -> Any:
+        """See `Ops`."""
+        return kv.RowKVCache()
+
+    def make_room(self, layers: Sequence[HeadShape], caches: Sequence[Any], width: int) -> None:
+        """See `Ops`. MLX's own growth and writes are six kernels a layer."""
+        kv_kernels.make_room(
+            [
+                (heads, cache)
+                for heads, cache in zip(layers, caches, strict=True)
+                if type(cache) is kv.RowKVCache and not cache.has_room(width) and _appends(heads, width)
+            ],
+            width,
+        )
+
+    def padded(self, tokens: int) -> int:
+        """See `Ops`. Up to an eighth more, in multiples of the height of cuBLAS's tiles.
+
+        MLX reuses a freed buffer only for about the same size, and chunks have all sizes: 480 allocations and releases
+        a step took 8 ms of the host's time.
+        """
+        if tokens <= _TILE:
+            return tokens
+        multiple = max(_TILE, 1 << (tokens - 1).bit_length() - 3)
+        return -(-tokens // multiple) * multiple
 
     def add_and_norm(self, hidden: mx.array, added: mx.array, norm: Norm) -> tuple[mx.array, mx.array]:
         """See `Ops`."""
@@ -77,6 +108,13 @@ class CudaOps(PlainOps):
             (product,) = qkv
             offsets = offset if isinstance(offset, mx.array) else _position(offset)
             width = product.shape[-2] // offsets.shape[0]
+            if type(cache) is kv.RowKVCache and cache.has_room(width) and _appends(heads, width):
+                queries = between_products.rotate_into(
+                    heads, product, offsets, width, cache.keys, cache.values, mask.stop
+                )
+                attended = attention.ragged_attention(queries, cache.keys, cache.values, mask, heads.scale)
+                cache.wrote_in_place(width, queries)
+                return attended
             if type(cache) is kv.RaggedKVCache and cache.can_write_here(width, heads.dtype):
                 queries = between_products.rotate_into(
                     heads, product, offsets, width, cache.keys, cache.values, mask.stop
@@ -134,6 +172,11 @@ class CudaOps(PlainOps):
     def _is_bare(linear: Linear, inputs: mx.array) -> bool:
         """Whether the layer is a product alone, without bias."""
         return not linear.bits and linear.bias is None and linear.dtype == inputs.dtype
+
+
+def _appends(heads: HeadShape, width: int) -> bool:
+    """Whether a kernel appends columns of these heads to a row's arrays, and another attends to them."""
+    return heads.window is None and rotates(heads) and attention.supports(heads.dtype, heads.dim, width)
 
 
 def few_rows(inputs: mx.array, linear: Linear) -> mx.array:

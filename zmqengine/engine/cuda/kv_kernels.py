@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 
 import mlx.core as mx
 
 from zmqengine.engine.cuda.kernel import Kernel, Template, Variant
 from zmqengine.engine.cuda.kernel_text import kernel_text
-from zmqengine.engine.cuda.resident import WORDS, resident
+from zmqengine.engine.cuda.resident import WORDS, resident, zeros
+from zmqengine.engine.kv import RowKVCache
 from zmqengine.engine.kv.kernels import KeysValues, Move, PlainKernels
+from zmqengine.engine.models.decoder_weights import HeadShape
 
 log = logging.getLogger("zmqengine.engine")
 
@@ -23,6 +25,8 @@ _SHARED_BYTES_MAX = 1 << 14
 
 class CudaKernels(PlainKernels):
     """`KVKernels` with small arrays in device memory, and rows moved in place."""
+
+    merges_prompts = False
 
     def __init__(self) -> None:
         super().__init__(gpu=True)
@@ -96,6 +100,43 @@ def move_rows(
         )[0]
         for (keys, values), source in zip(layers, sources, strict=True)
     ]
+
+
+def make_room(layers: Sequence[tuple[HeadShape, RowKVCache]], width: int) -> None:
+    """Give the caches of a row, one for each of `layers`, arrays of their own with room for its prompt, or at least for
+    `width` more columns.
+
+    Their memory is allocated by one kernel for all layers, and not initialised.
+    """
+    alike: dict[tuple[mx.Dtype, tuple[int, ...], int], list[RowKVCache]] = {}
+    for heads, one in layers:
+        if one.keys is None or one.keys.dtype == heads.dtype:
+            wanted = max(one.offset + width, one.room_wanted)
+            shape: tuple[int, ...] = (1, heads.key_heads, -(-wanted // one.step) * one.step, heads.dim)
+            alike.setdefault((heads.dtype, shape, one.offset), []).append(one)
+    for (dtype, shape, length), caches in alike.items():
+        count = 2 * len(caches)
+        arrays = _new_arrays(dtype, count)(
+            inputs=[zeros()], grid=(1, 1, 1), threadgroup=(1, 1, 1), output_shapes=[shape] * count
+        )
+        made: list[KeysValues] = list(zip(arrays[::2], arrays[1::2], strict=True))
+        if length:
+            known = [(one.keys, one.values) for one in caches]
+            moved = move_rows(made, known, [Move(0, 0, 0, 0, length)])
+            made = [tuple(mx.depends(list(pair), [done])) for pair, done in zip(made, moved, strict=True)]
+        for one, pair in zip(caches, made, strict=True):
+            one.own(*pair)
+
+
+@lru_cache(maxsize=64)
+def _new_arrays(dtype: mx.Dtype, count: int) -> Variant:
+    kernel = Kernel(
+        name="new_arrays",
+        input_names=["unused"],
+        output_names=[f"array{number}" for number in range(count)],
+        source="// Memory that is not initialised.",
+    )
+    return kernel.variant([("COUNT", count)], [mx.int32], [dtype] * count)
 
 
 @cache

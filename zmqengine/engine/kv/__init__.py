@@ -43,6 +43,10 @@ copy that would be hardly smaller, so rows of few bytes are not moved.
 4. A row is read at its current index. Indices of rows are valid until rows join or leave: `keep_rows` returns the new
 order, and an older `BatchRow` is refused.
 
+A row in prefill has arrays of its own (`RowKVCache`), allocated once with room for its prompt, and only ever appends
+to them: nobody else writes there, and who reads earlier columns is not disturbed. So rules 1 and 3 are all that it
+needs: `has_room` keeps the first, and the arrays that `wrote_in_place` leaves depend on the write, for the other.
+
 `KVBatch` keeps rules 2 and 4, `RaggedKVCache.can_write_here` rule 1. With ZMQENGINE_CHECK_KV=1, as in tests, rule 2 is
 asserted for every row and column (`generations.py`). A model that is stepped several times before its first step is
 started, as the draft model is, must not write in place.
@@ -54,6 +58,7 @@ from zmqengine.engine.kv.kv_batch import BatchRow, KVBatch, can_merge
 from zmqengine.engine.kv.layer import RaggedKVCache
 from zmqengine.engine.kv.layout import Spans
 from zmqengine.engine.kv.row_caches import (
+    RowKVCache,
     all_finite,
     arrays,
     begin_row_prefill,
@@ -74,6 +79,7 @@ __all__ = [
     "KVKernels",
     "PlainKernels",
     "RaggedKVCache",
+    "RowKVCache",
     "Source",
     "Spans",
     "State",

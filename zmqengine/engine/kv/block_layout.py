@@ -52,7 +52,7 @@ class BlockLayout:
         groups: dict[tuple[int, int, mx.Dtype], _Group] = {}
         self._states: list[int] = []
         for index, cache in enumerate(single_caches(caches)):
-            if type(cache) is not KVCache:
+            if not isinstance(cache, KVCache):
                 self._states.append(index)
                 continue
             for name in ("keys", "values"):

@@ -28,6 +28,9 @@ class KVKernels(Protocol):
 
     growth: int
     """Columns that a batch grows by."""
+    merges_prompts: bool
+    """Whether prompts with cached tokens are merged for a padded call. Where rows are written in place, the copies of a
+    merge are more kernels than calls of their own."""
 
     def small(self, values: Sequence[int] | mx.array) -> mx.array:
         """`values` as int32, in memory that the kernels of every layer read fast."""
@@ -61,6 +64,8 @@ class KVKernels(Protocol):
 
 class PlainKernels:
     """`KVKernels` by documented MLX calls, for a CPU or for a GPU without kernels of ours. No rows are moved."""
+
+    merges_prompts = True
 
     def __init__(self, *, gpu: bool = False) -> None:
         # Rows that join or leave copy the batch, spare columns included, which takes a CPU as long as a step. A GPU's

@@ -73,7 +73,7 @@ class KVBatch:
             if isinstance(layer[0], CacheList):
                 children = zip(*(cache.caches for cache in layer), strict=True)
                 return CacheList(*map(merge_layer, children))  # type: ignore[no-untyped-call]
-            if any(type(cache) is not KVCache for cache in layer):
+            if not all(isinstance(cache, KVCache) for cache in layer):
                 return layer[0].merge(list(layer))
             count += 1
             return merged(layer, count - 1)

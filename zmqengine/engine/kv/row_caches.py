@@ -13,6 +13,37 @@ from zmqengine.engine.models.mlx_lm import KVCache, make_prompt_cache
 from zmqengine.engine.row import Caches
 
 
+class RowKVCache(KVCache):
+    """mlx-lm's cache of one layer of one row, whose arrays may be this row's alone, so that a kernel may append to
+    them.
+
+    `room_wanted`: columns that the prompt will need, so that the arrays are allocated once.
+    """
+
+    keys: Any
+    values: Any
+    offset: int
+
+    def __init__(self) -> None:
+        self._own_keys: mx.array | None = None
+        self.room_wanted = 0
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def has_room(self, count: int) -> bool:
+        """Whether `count` columns may be appended in place: the arrays are this row's alone, and large enough."""
+        own = self._own_keys
+        return own is not None and own is self.keys and self.offset + count <= own.shape[2]
+
+    def own(self, keys: mx.array, values: mx.array) -> None:
+        """Take arrays in memory that nothing else refers to, which hold the columns so far."""
+        self.keys, self.values, self._own_keys = keys, values, keys
+
+    def wrote_in_place(self, count: int, done: mx.array) -> None:
+        """Note that `count` columns are written by the computation of `done`: who reads the arrays waits for it."""
+        self.own(*mx.depends([self.keys, self.values], [done]))
+        self.offset += count
+
+
 def new_caches(model: Any) -> Caches:
     """Empty caches for one row."""
     return list(make_prompt_cache(model))
@@ -28,13 +59,15 @@ def single_caches(caches: Iterable[Any]) -> Iterator[Any]:
             yield from single_caches(nested)
 
 
-def begin_row_prefill(caches: Caches, tokens: Sequence[int]) -> mx.array:
+def begin_row_prefill(caches: Caches, tokens: Sequence[int], prompt_tokens: int = 0) -> mx.array:
     """Make room for tokens of one row, and return them for the model, [1, tokens].
 
-    `end_row_prefill` must follow the model's call.
+    `prompt_tokens`: tokens of the whole prompt, where it is known. `end_row_prefill` must follow the model's call.
     """
     for cache in single_caches(caches):
-        if type(cache) is KVCache:
+        if isinstance(cache, RowKVCache):
+            cache.room_wanted = prompt_tokens
+        if isinstance(cache, KVCache):
             _drop_slack(cache, len(tokens))
     return mx.array([tokens], dtype=mx.uint32)
 

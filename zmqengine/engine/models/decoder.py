@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import mlx.core as mx
 
 from zmqengine.engine.models.decoder_weights import DecoderWeights, HeadShape, Layer, Linear, Norm
-from zmqengine.engine.models.mlx_lm import KVCache, RotatingKVCache
+from zmqengine.engine.models.mlx_lm import RotatingKVCache
 from zmqengine.engine.models.ops import QKV, Ops, rotate_by
 from zmqengine.engine.models.positions import Axes, angles
 from zmqengine.engine.models.tree import arrays_of, filled, kind_of
@@ -82,8 +82,8 @@ class DecoderModel:
         self.ops = ops
         self.axes: Axes | None = None
         """Axes of the model, where it has three positions for a token."""
-        self._heads = [layer.heads for layer in weights.layers]
-        windows = [heads.window for heads in self._heads]
+        self.heads = [layer.heads for layer in weights.layers]
+        windows = [heads.window for heads in self.heads]
         # Window (None for full attention) -> the first layer that has it: such layers share a mask.
         self.windows = [(window, windows.index(window)) for window in dict.fromkeys(windows)]
         self._traces = _Traces(weights, ops)
@@ -91,7 +91,7 @@ class DecoderModel:
     def make_cache(self) -> list[Any]:
         """Empty caches for one row."""
         windows = [layer.heads.window for layer in self.layers]
-        return [KVCache() if window is None else RotatingKVCache(window) for window in windows]  # type: ignore[no-untyped-call]
+        return [self.ops.new_cache() if window is None else RotatingKVCache(window) for window in windows]  # type: ignore[no-untyped-call]
 
     def embed(self, tokens: mx.array) -> mx.array:
         """Embeddings [rows, width, dim] of `tokens` [rows, width]."""
@@ -129,7 +129,7 @@ class DecoderModel:
         for window, first in self.windows:
             masks[window] = self.ops.mask(caches[first], width, window)
         hidden, *qkv = traced[0](inputs, offset)
-        for heads, layer_cache, call in zip(self._heads, caches, traced[1:], strict=True):
+        for heads, layer_cache, call in zip(self.heads, caches, traced[1:], strict=True):
             attended = self.ops.attend(qkv, heads, offset, layer_cache, masks[heads.window])
             hidden, *qkv = call(hidden, attended, offset)
         return hidden
@@ -178,9 +178,9 @@ class DecoderModel:
 
     def _run(self, hidden: mx.array, steps: Sequence[_Attention]) -> list[mx.array]:
         """Logits [tokens, vocab] of each of `steps`; `hidden` are the embedded tokens of all, concatenated."""
-        tokens, multiple = hidden.shape[0], self.ops.tokens_multiple
-        if tokens > multiple > 1:
-            hidden = mx.pad(hidden, [(0, -tokens % multiple), (0, 0)])
+        tokens = hidden.shape[0]
+        if (padding := self.ops.padded(tokens) - tokens) > 0:
+            hidden = mx.pad(hidden, [(0, padding), (0, 0)])
         hidden, attended, spans = self._attended(hidden, steps)
         return self._logits(hidden, attended, steps, spans)
 
@@ -192,14 +192,15 @@ class DecoderModel:
         Tokens of `hidden` behind those of `steps` are padding.
         """
         ops = self.ops
-        normed = ops.norm(hidden, self.layers[0].input_norm)
+        has_deep = any(step.deep for step in steps)
+        traced = self._traces.between(hidden.shape[0]) if ops.traces_packed and not has_deep else None
+        product = ops.product(ops.norm(hidden, self.layers[0].input_norm), *self.layers[0].qkv)
         ends = [sum(step.tokens for step in steps[: index + 1]) for index in range(len(steps))]
         spans = [slice(end - step.tokens, end) for end, step in zip(ends, steps, strict=True)]
         padding = hidden.shape[0] - ends[-1]
         is_whole = len(steps) == 1 and not padding
         unused: list[mx.array] = []
         for number, (layer, norm) in enumerate(self._layers_and_norms()):
-            product = ops.product(normed, *layer.qkv)
             attended = []
             for step, span in zip(steps, spans, strict=True):
                 own = product if is_whole else product[span]
@@ -209,11 +210,15 @@ class DecoderModel:
             if padding and not unused:
                 unused.append(mx.zeros((padding, attended[0].shape[1]), attended[0].dtype))
             every = attended[0] if is_whole else mx.concatenate([*attended, *unused])
+            if traced is not None:
+                hidden, product = traced[number](hidden, every)
+                continue
             hidden, normed = _after_attention(ops, layer, norm, hidden, every)
             if any(number < len(step.deep) for step in steps):
                 added = mx.concatenate([step.deep_behind(number, hidden) for step in steps])
                 hidden = hidden + mx.pad(added, [(0, padding), (0, 0)])
                 normed = ops.norm(hidden, norm)
+            product = ops.product(normed, *self.layers[number + 1].qkv)
         return hidden[: ends[-1]] if padding else hidden, attended, spans
 
     def _logits(
@@ -285,6 +290,8 @@ class _Attention:
         self._ops = model.ops
         self._layers = model.layers
         self._caches = caches
+        if self.rows == 1:
+            self._ops.make_room(model.heads, caches, self.width)
         self._masks = {
             window: model.ops.mask(caches[first], self.width, window) for window, first in model.windows
         }
@@ -338,21 +345,28 @@ class _Between(NamedTuple):
     head: Linear | None
 
     def run(
-        self, ops: Ops, inputs: mx.array, attended: mx.array | None, offset: mx.array, rows: int
+        self, ops: Ops, inputs: mx.array, attended: mx.array | None, offset: mx.array | None, rows: int
     ) -> Sequence[mx.array]:
-        """Hidden states, and queries, keys and values of the next layer; or the logits."""
+        """Hidden states, and queries, keys and values of the next layer; or the logits.
+
+        Without an `offset`, as in a packed step, `attended` is [tokens, heads * dim], and the product of the next layer
+        is not split.
+        """
         if self.embedding is not None:
             hidden = ops.embed(inputs.reshape(-1), self.embedding)
             normed = ops.norm(hidden, self.norm)
         else:
             assert self.layer is not None
             assert attended is not None
-            hidden, normed = _after_attention(ops, self.layer, self.norm, inputs, _by_token(attended))
+            flat = attended if offset is None else _by_token(attended)
+            hidden, normed = _after_attention(ops, self.layer, self.norm, inputs, flat)
         if self.following is None:
             assert self.head is not None
             return (ops.product(normed, self.head).reshape(rows, -1, self.head.outputs),)
         following = self.following
         product = ops.product(normed, *following.qkv)
+        if offset is None:
+            return hidden, product
         return hidden, *ops.rotate(product, following.heads, offset, rows)
 
 
@@ -376,7 +390,8 @@ class _Traces:
         self._kinds: list[Hashable] = [kind_of(part) for part in self._parts]
         self._arrays = [arrays_of(part) for part in self._parts]
         self.calls: dict[tuple[int, int], list[Traced]] = {}
-        """The traced calls of a step, by rows and width, the least recently used first.
+        """The traced calls of a step, by rows and width, the least recently used first; those of a packed step by 0 and
+        its tokens.
 
         The first call takes tokens [rows, width] and offsets; the others hidden states, the output of attention, and
         offsets.
@@ -396,6 +411,13 @@ class _Traces:
             made.append(partial(by_kind[kind], arrays))
         return made
 
+    def between(self, tokens: int) -> list[Traced]:
+        """The calls between two layers of a packed step of `tokens`, which take hidden states and what attention gave,
+        [tokens, heads * dim]."""
+        found = self.calls.pop((0, tokens), None) or self.make(0, tokens)
+        self.calls[0, tokens] = found
+        return found[1:-1]
+
     def trace(self, rows: int, width: int) -> None:
         """Build the calls of steps of this shape, and trace each kind of them once. They count for no bound."""
         if (rows, width) in self.calls:
@@ -414,8 +436,10 @@ class _Traces:
 
     def _compiled(self, part: _Between, rows: int) -> Traced:
         def run(arrays: list[mx.array], inputs: mx.array, *given: mx.array) -> Sequence[mx.array]:
-            *attended, offset = given
             own = filled(part, iter(arrays))
+            if not rows:
+                return own.run(self._ops, inputs, given[0], None, 0)
+            *attended, offset = given
             return own.run(self._ops, inputs, attended[0] if attended else None, offset, rows)
 
         return mx.compile(run)

@@ -14,6 +14,7 @@ import mlx.core as mx
 from mlx.nn.layers.activations import silu
 
 from zmqengine.engine.models.decoder_weights import Experts, Gated, HeadShape, Linear, Norm
+from zmqengine.engine.models.mlx_lm import KVCache
 
 Product = Callable[[mx.array, Linear], mx.array]
 QKV = Sequence[mx.array]
@@ -28,12 +29,25 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
 class Ops(Protocol):
     """Operations of a decoder layer on one device."""
 
-    tokens_multiple: int
-    """Packed steps of more tokens are padded to a multiple of it, so that products and buffers have few sizes."""
+    traces_packed: bool
+    """Whether what lies between two attentions of a packed step is traced: where `padded` has few results."""
     quantised_rows_max: int
     """Maximum rows of MLX's own product with quantised weights; for more they are dequantised."""
     in_columns: bool
     """Whether products read weights fastest where those of an output are a column in memory."""
+
+    def new_cache(self) -> Any:
+        """An empty cache of a row for a layer that attends to all tokens."""
+        ...
+
+    def make_room(self, layers: Sequence[HeadShape], caches: Sequence[Any], width: int) -> None:
+        """Let the caches of one row have room for `width` more columns, one for each of `layers`, before the first
+        of them attends."""
+        ...
+
+    def padded(self, tokens: int) -> int:
+        """Tokens that a packed step of `tokens` is padded to, so that products and buffers have few sizes."""
+        ...
 
     def embed(self, tokens: mx.array, embedding: Linear) -> mx.array:
         """Hidden states of `tokens` [tokens]."""
@@ -106,12 +120,23 @@ class PlainOps:
     first.
     """
 
-    tokens_multiple = 1
+    traces_packed = False
     in_columns = False
 
     def __init__(self, quantised_rows_max: int = 1 << 30) -> None:
         self.quantised_rows_max = quantised_rows_max
         self._chosen: dict[object, list[tuple[int, str]]] = {}
+
+    def new_cache(self) -> Any:
+        """See `Ops`."""
+        return KVCache()  # type: ignore[no-untyped-call]
+
+    def make_room(self, layers: Sequence[HeadShape], caches: Sequence[Any], width: int) -> None:
+        """See `Ops`. The caches grow by themselves."""
+
+    def padded(self, tokens: int) -> int:
+        """See `Ops`."""
+        return tokens
 
     def embed(self, tokens: mx.array, embedding: Linear) -> mx.array:
         """See `Ops`."""

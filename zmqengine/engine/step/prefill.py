@@ -101,6 +101,8 @@ class Prefill:
         self._store = store
         self._abilities = abilities
         self._kernels = kernels
+        # A model that is not packed reads its weights for each call.
+        self._merges = kernels.merges_prompts or not hasattr(model, "packed")
         self._seeing = seeing
         self._markers: deque[mx.array] = deque()
         # The chunk between its begin and its end.
@@ -288,7 +290,9 @@ class Prefill:
     def _segment(self, row: Row, end: int) -> Segment:
         """The tokens of a row up to `end`, as a segment of a step."""
         assert row.caches is not None
-        inputs = kv.begin_row_prefill(row.caches, row.tokens[row.computed_tokens : end])
+        inputs = kv.begin_row_prefill(
+            row.caches, row.tokens[row.computed_tokens : end], prompt_tokens=row.prefill_end
+        )
         return self._seeing_segment(inputs, row.caches, [row])
 
     def _seeing_segment(self, inputs: mx.array, caches: Caches, rows: Sequence[Row]) -> Segment:
@@ -414,7 +418,8 @@ class Prefill:
             alike = (row.computed_tokens // _ALIKE_TOKENS).bit_length()
             # A row that stops at a branch, or whose logits are wanted, is prefilled alone, and the rest of a text.
             is_rest = row.place is not None and row.computed_tokens > row.cached
-            alone = number if row.branches or row.has_forced or is_rest else -1
+            is_own = row.place is None and row.computed_tokens > 0 and not self._merges
+            alone = number if row.branches or row.has_forced or is_rest or is_own else -1
             groups.setdefault((unread, alike, alone), []).append(row)
         parts = []
         for group in groups.values():
