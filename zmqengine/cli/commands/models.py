@@ -11,6 +11,7 @@ from zmqengine.checkpoint.estimate import LEAST_TOKENS, ModelCheckpoint, open_ch
 from zmqengine.checkpoint.on_disk import Found, find_models, hub_cache
 from zmqengine.checkpoint.other_programs import Foreign, foreign_models
 from zmqengine.checkpoint.weights import CheckpointError
+from zmqengine.cli.columns import columns
 from zmqengine.cli.quantities import byte_size, shown
 from zmqengine.doctor.machine import look_at_machine
 from zmqengine.pico import BUNDLED, model_path
@@ -42,10 +43,8 @@ def models(directories: tuple[Path, ...], memory_limit: int | None, as_json: boo
     if as_json:
         click.echo(json.dumps(documents, indent=2))
         return
-    lines = [HEADERS, *(_cells(document) for document in documents)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADERS))]
-    for line in lines:
-        click.echo("  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip())
+    for line in columns([HEADERS, *(_cells(document) for document in documents)]):
+        click.echo(line)
     if len(documents) == len(BUNDLED):
         click.echo(f"\nnothing fetched in {hub_cache()} yet: zmqengine pull OWNER/NAME", err=True)
 

@@ -13,6 +13,7 @@ import click
 import msgspec
 
 from zmqengine.cli.advice import EXIT_FAILED
+from zmqengine.cli.columns import columns
 from zmqengine.cli.connection import connect, launched_models
 from zmqengine.cli.flags import WorkerTarget, worker_options
 from zmqengine.cli.quantities import count, duration, memory_line, shown
@@ -92,10 +93,8 @@ def launcher_lines(listed: ModelList) -> list[str]:
         (entry.name, _model_state(entry), _model_memory(entry), _model_requests(entry), _model_note(entry))
         for entry in listed.models
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
-    table = ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
     head = ["http      " + listed.http] if listed.http else []
-    return [*head, "memory    " + ", ".join(loaded), "", *(line.rstrip() for line in table)]
+    return [*head, "memory    " + ", ".join(loaded), "", *columns(rows)]
 
 
 def _model_memory(entry: ModelEntry) -> str:
@@ -167,8 +166,7 @@ def _lines(description: Description, now: Status, rate: float | None) -> list[st
         rows.append(("memory", memory_line(now.memory)))
     if now.numbers.get("restarts"):
         rows.append(("restarts", f"{now.numbers['restarts']}: the log says why"))
-    width = max(len(name) for name, _ in rows)
-    return [f"{name:{width}}  {value}" for name, value in rows]
+    return columns(rows)
 
 
 def _state(description: Description, now: Status) -> str:
@@ -215,8 +213,7 @@ def _front_end(session: SessionInfo) -> str:
 def _everything(now: Status) -> list[str]:
     rows = sorted(now.facts.items())
     rows += [(name, _number(number)) for name, number in sorted(now.numbers.items())]
-    width = max((len(name) for name, _ in rows), default=0)
-    return [f"{name:{width}}  {value}" for name, value in rows]
+    return columns(rows)
 
 
 def _number(number: float) -> str:
