@@ -40,7 +40,6 @@ class WorkersCollector(Collector):
         self._models: dict[str, str] = {}
 
     def collect(self) -> Iterator[Metric]:
-        """The metric families of all workers."""
         listed = self._list() if self._list is not None else None
         asleep = () if listed is None else {entry.name for entry in listed.models if entry.pid is None}
         yield from families(

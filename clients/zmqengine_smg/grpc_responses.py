@@ -34,7 +34,6 @@ def last_message(completion: Completion, stop_token_ids: Sequence[int]) -> pb.Ge
 def whole_message(
     completion: Completion, logprobs: Sequence[TokenLogprob] | None, stop_token_ids: Sequence[int]
 ) -> pb.GenerateResponse:
-    """A whole response in one message."""
     complete = _complete(completion, stop_token_ids)
     complete.output_ids.extend(completion.tokens)
     shaped = _logprobs(completion.tokens, logprobs)

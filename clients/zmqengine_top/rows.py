@@ -141,7 +141,6 @@ def waits_word(info: RequestInfo) -> str:
 
 
 def request_row(line: Line) -> TableRow:
-    """The row of one request."""
     info = line.info
     phase = f"waits: {waits_word(info)}" if info.waits_for else info.phase
     prompt = f"{info.prompt_tokens:,}"

@@ -139,7 +139,6 @@ class ConstrainedRunner:
         self._new = 0
 
     async def run(self, rounds: int) -> list[Cell]:
-        """Run all work, round by round."""
         session = await open_session(self._worker, timeout_s=self._options.timeout_s)
         try:
             # The vocabulary's trie is built in the background after the model has loaded.

@@ -151,7 +151,6 @@ class OverheadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return cases
 
     def case(self, streams: int, processes: int) -> Case:
-        """The case of this number of streams."""
         name = f"{streams} stream{'s' if streams > 1 else ''}"
         if processes > 1:
             name += f", {processes} clients"

@@ -156,7 +156,6 @@ class FrontEnd:
         return self.done(self.insert(request, prompt, **fields), "i")
 
     def next_frame(self) -> tuple[str, Body]:
-        """The next frame on out."""
         if not self.out.poll(int(self._answer_s * 1000)):
             raise NotConforming(f"nothing came on out within {self._answer_s:g} s")
         topic, *rest = self.out.recv_multipart()

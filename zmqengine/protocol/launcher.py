@@ -180,10 +180,8 @@ LauncherReply = ModelList | ModelAddress | ModelProgress | ModelChanges | Launch
 
 
 def launcher_decoder() -> Decoder[LauncherRequest]:
-    """For the launcher."""
     return Decoder(LauncherRequest, frame_bytes_max=65_536)
 
 
 def launcher_reply_decoder() -> Decoder[LauncherReply]:
-    """Replies of a launcher."""
     return Decoder(LauncherReply)

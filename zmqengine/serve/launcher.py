@@ -132,7 +132,6 @@ class Launcher:
     # --- for the control socket ----------------------------------------------------------------------------
 
     def list_models(self, call: int) -> ModelList:
-        """All models, and the memory."""
         fleet = self._fleet
         return ModelList(
             call,
@@ -145,7 +144,6 @@ class Launcher:
         )
 
     def entries(self) -> list[ModelEntry]:
-        """Entries of all models on the list."""
         return [
             self._model_entry(entry, self._fleet.models[name]) for name, entry in self._offer.entries.items()
         ]

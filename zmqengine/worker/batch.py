@@ -53,7 +53,6 @@ class Batch:
 
     @property
     def rows_decoding(self) -> int:
-        """Number of rows in decode."""
         return self._engine.stats().rows_decoding
 
     def share_device(self, rows_decoding: int) -> None:

@@ -21,7 +21,6 @@ class AsyncQuestions:
         self._driver = driver
 
     async def ask(self, make: Callable[[int], ControlRequest], kind: type[ReplyT]) -> ReplyT:
-        """The reply, which is of this kind."""
         reply = await self.tell(make)
         if not isinstance(reply, kind):
             raise ZmqEngineError(f"the worker answered with {type(reply).__name__}, not {kind.__name__}")

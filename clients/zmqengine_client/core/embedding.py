@@ -117,7 +117,6 @@ def embed_of(
 
 
 def request_of(command: Embed) -> Request:
-    """The request of an embed."""
     options = RequestOptions(
         request_id=command.request, seed=0, max_tokens=None, priority=command.priority,
         deadline_ms=command.deadline_ms,

@@ -42,8 +42,6 @@ class ConnectionEvent(Enum):
 
 
 class RequestPhase(Enum):
-    """Phases of a request."""
-
     WAITING = "waiting"
     """Waits for a connection: it was never sent."""
     INSERTING = "inserting"

@@ -199,7 +199,6 @@ class TokenReader:
         return False
 
     def completion(self) -> Completion:
-        """The outcome."""
         return self.request.completion()
 
     def failure(self) -> ZmqEngineError | None:

@@ -38,7 +38,6 @@ class ImageBody:
 
     @property
     def pixels(self) -> memoryview:
-        """The pixels."""
         return self._bytes.data[HEAD_BYTES_MAX:]
 
     def frames(

@@ -22,7 +22,6 @@ class Questions:
         self._driver = driver
 
     def ask(self, make: Callable[[int], ControlRequest], kind: type[ReplyT]) -> ReplyT:
-        """The reply, which is of this kind."""
         reply = self.tell(make)
         if not isinstance(reply, kind):
             raise ZmqEngineError(f"the worker answered with {type(reply).__name__}, not {kind.__name__}")

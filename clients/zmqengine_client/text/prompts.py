@@ -60,7 +60,6 @@ def chat_encoder(
     tools: Sequence[Mapping[str, Any]] | None,
     chat_template_kwargs: Mapping[str, Any] | None,
 ) -> Encode:
-    """The encoder of the messages of `chat`."""
     try:
         taken = take_images(messages)
     except BadRequest as error:

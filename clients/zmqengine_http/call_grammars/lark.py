@@ -41,7 +41,6 @@ class GrammarRules:
         self._chars = 0
 
     def grammar(self, start: str) -> str:
-        """The grammar with this start expression."""
         return "\n".join([f"start: {start}", *self._lines, ""])
 
     def text(self, text: str) -> str:
@@ -107,7 +106,6 @@ class GrammarRules:
         return f"%json {json.dumps({**schema, 'x-guidance': {**own, **options}}, ensure_ascii=False)}"
 
     def arguments(self, function: OfferedFunction) -> str:
-        """The arguments of a function as JSON."""
         if not function.strict:
             self.unenforced |= unenforced_keywords(function.parameters)
         options = {"whitespace_pattern": " ?", "lenient": not function.strict}
@@ -142,7 +140,6 @@ def too_long_grammar(param: str) -> Exception:
 
 
 def alternation(expressions: Iterable[str]) -> str:
-    """The alternation of expressions."""
     return f"({' | '.join(expressions)})"
 
 

@@ -87,7 +87,6 @@ class LiteralValues:
         return f"{written} {self._rules.text(self._style.colon)}"
 
     def _value(self, schema: object, depth: int) -> str:
-        """The literals that a schema allows."""
         if not isinstance(schema, Mapping) or not schema:
             # An undescribed value needs few levels, and every level doubles the grammar.
             schema, depth = {}, min(depth, ANY_DEPTH)

@@ -80,7 +80,6 @@ async def fetched(pictures: Sequence[Picture], fetching: ImageFetching | None) -
 
 
 def image_refusal(where: str, message: str) -> ApiError:
-    """The 400 for an image, by its field."""
     return bad_field(where, message, code="invalid_image")
 
 

@@ -68,12 +68,10 @@ class Exchange:
         return self.status != 0
 
     def header(self, name: bytes) -> str | None:
-        """The value of a request header, or None."""
         value = self.raw_header(name)
         return None if value is None else value.decode("latin-1")
 
     def raw_header(self, name: bytes) -> bytes | None:
-        """The bytes of a request header, or None."""
         return self._fields.get(name)
 
     def note_ignored(self, names: Sequence[str], inside: int) -> None:

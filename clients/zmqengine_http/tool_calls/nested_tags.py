@@ -16,8 +16,6 @@ _INVOKE = re.compile(r"""invoke name=["']?([^"'\s]+)["']?""")
 
 
 class _Tag(NamedTuple):
-    """A tag and the text after it."""
-
     closes: bool
     name: str
     text: str

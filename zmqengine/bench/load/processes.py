@@ -53,7 +53,6 @@ class LoadProcess:
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Continue the process."""
         self._signal(signal.SIGCONT)
 
     async def end(self) -> None:

@@ -71,7 +71,6 @@ class Prompts:
         temperature: float = 0.0,
         top_p: float = 1.0,
     ) -> RequestSpec:
-        """A request with this text as its prompt."""
         ids = self._encode(text) if self._encode else []
         return RequestSpec(
             text=text,
@@ -92,7 +91,6 @@ class Vocabulary(NamedTuple):
 
 
 def vocabulary_of_file(tokenizer_json: Path) -> Vocabulary:
-    """The vocabulary in a `tokenizer.json`."""
     tokenizer = Tokenizer.from_file(str(tokenizer_json))
 
     def encode(text: str) -> list[int]:

@@ -28,7 +28,6 @@ class WorkerNumbers:
             return {}
 
     async def close(self) -> None:
-        """Close the connection."""
         await self._client.close()
 
 

@@ -32,8 +32,6 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TargetFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts of one target."""
-
     label: str
     kind: str
     server: str = ""

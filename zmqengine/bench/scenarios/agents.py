@@ -13,7 +13,6 @@ from zmqengine.bench.targets.records import RequestRecord, RequestSpec
 
 
 def cases(options: ScenarioOptions) -> list[str]:
-    """One case."""
     return [f"{options.agents} agents x {options.agent_turns} turns"]
 
 

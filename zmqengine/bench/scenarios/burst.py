@@ -11,7 +11,6 @@ from zmqengine.bench.scenarios.long_context import Context, Scenario
 
 
 def cases(options: ScenarioOptions) -> list[str]:
-    """One case."""
     return [f"{options.burst_users} users x {options.burst_requests_per_user}"]
 
 

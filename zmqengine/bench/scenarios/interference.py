@@ -15,7 +15,6 @@ from zmqengine.bench.targets.target import TargetError
 
 
 def cases(options: ScenarioOptions) -> list[str]:
-    """One case."""
     return [f"{options.interference_prompt_tokens}-token prompt, {options.interference_streams} streams"]
 
 

@@ -9,7 +9,6 @@ from zmqengine.bench.scenarios.long_context import Context, Scenario
 
 
 def cases(options: ScenarioOptions) -> list[str]:
-    """One case."""
     return [f"{options.overload_requests} at once"]
 
 

@@ -14,7 +14,6 @@ from zmqengine.bench.targets.target import TargetError, TargetOutcome
 
 
 def cases(options: ScenarioOptions) -> list[str]:
-    """One case."""
     return [f"{options.two_models_users} users each"]
 
 

@@ -53,7 +53,6 @@ class BareProcess:
         return cls(process, line.decode().strip(), errors)
 
     async def run(self, job: BareJob) -> BareResult:
-        """Run one job."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(msgspec.json.encode(job) + b"\n")
@@ -63,7 +62,6 @@ class BareProcess:
         return msgspec.json.decode(line, type=BareResult)
 
     async def end(self) -> None:
-        """End the child."""
         if self._process.returncode is None:
             self._process.kill()
         await self._process.wait()

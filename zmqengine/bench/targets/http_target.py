@@ -110,7 +110,6 @@ class HttpSession:
                 self._idle.append(connection)
 
     async def close(self) -> None:
-        """Close every connection."""
         for connection in self._all:
             connection.close()
         self._all.clear()
@@ -139,7 +138,6 @@ class HttpSession:
             self._all.discard(connection)
 
     def encode(self, request: RequestSpec) -> bytes:
-        """The bytes of the request."""
         body: dict[str, object] = {
             "model": self._spec.model,
             "max_tokens": request.max_tokens,

@@ -32,9 +32,7 @@ class TargetSpec(msgspec.Struct, frozen=True, kw_only=True):
 class TargetOutcome(Protocol):
     """An answer that has ended, parsed only after the measurement."""
 
-    def record(self, count_tokens: CountTokens | None = None) -> RequestRecord:
-        """The record of the answer."""
-        ...
+    def record(self, count_tokens: CountTokens | None = None) -> RequestRecord: ...
 
 
 class TargetStream(Protocol):

@@ -22,7 +22,6 @@ class WorkerOutcome:
         self._record = record
 
     def record(self, count_tokens: CountTokens | None = None) -> RequestRecord:
-        """The record of the answer."""
         return self._record
 
 
@@ -121,8 +120,6 @@ class WorkerStream:
 
 
 class WorkerSession:
-    """One session with one worker."""
-
     def __init__(self, client: AsyncClient, *, timeout_s: float, clock: Clock = time.perf_counter) -> None:
         self.client = client
         self.timeout_s = timeout_s

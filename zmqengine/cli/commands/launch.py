@@ -135,7 +135,6 @@ class _Http:
         return []
 
     def get_text(self, url: str) -> str:
-        """The body of a GET."""
         try:
             return self._ask(url, None)
         except HTTPError as error:

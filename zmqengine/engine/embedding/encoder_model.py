@@ -72,7 +72,6 @@ class TextEncoder:
         return self.tokens_max * self._token_bytes + SCORES_BYTES_MAX
 
     def begin(self, texts: Sequence[Sequence[int]], second: Sequence[int]) -> TextEncoderJob | ReplayJob:
-        """A job for these texts."""
         replay = None if self._replays is None else self._replays.begin(texts, second)
         return replay or TextEncoderJob(self._encoder, Packed(texts, second), self._vectors)
 

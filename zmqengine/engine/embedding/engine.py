@@ -101,7 +101,6 @@ class EmbeddingEngine:
     # --- rows ---
 
     def embed(self, requests: Sequence[TextsRequest]) -> list[RowFailure]:
-        """Add rows of texts."""
         failures = []
         for request in requests:
             if len(self._texts.rows) >= self.rows_max:

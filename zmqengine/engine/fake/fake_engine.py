@@ -192,7 +192,6 @@ class FakeEngine:
         return failures
 
     def embed(self, requests: Sequence[TextsRequest]) -> list[RowFailure]:
-        """Add rows of texts."""
         self._record("embed", (request.row for request in requests))
         failures = []
         for request in requests:
@@ -275,7 +274,6 @@ class FakeEngine:
 
     @property
     def empty_bytes(self) -> int:
-        """Nothing."""
         return 0
 
     def share_device(self, rows_decoding: int) -> None:

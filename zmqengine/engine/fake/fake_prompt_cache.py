@@ -45,7 +45,6 @@ class FakePromptCache:
 
     @property
     def parked_bytes(self) -> int:
-        """Bytes of parked rows."""
         return sum(parked.held for parked in self._parked.values()) * self._token_bytes
 
     def store(self, tokens: Tokens, scope: str = "", *, is_pinned: bool = False) -> None:

@@ -28,7 +28,6 @@ class FakeTexts:
         self._made: dict[int, int] = {}
 
     def add(self, request: TextsRequest) -> None:
-        """Add a row."""
         self.rows[request.row] = request
         self._made[request.row] = 0
 

@@ -57,7 +57,6 @@ class RaggedKVCache:
 
     @property
     def state(self) -> tuple[Any, ...]:
-        """Arrays of the cache."""
         return self._keys, self.values, self.layout.offset, self.layout.left_padding
 
     @property

@@ -104,7 +104,6 @@ def start(*values: Any) -> None:
 
 
 def byte_count(caches: Iterable[Any]) -> int:
-    """Bytes of these caches."""
     return sum(cache.nbytes for cache in caches)
 
 

@@ -29,7 +29,6 @@ class Checkpoint(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Bytes of the arrays."""
         return sum(each.nbytes for each in self.arrays)
 
 

@@ -124,7 +124,6 @@ class BlockPool:
 
     @property
     def pinned_bytes(self) -> int:
-        """Bytes of pinned blocks."""
         return _bytes_of(self._pinned.values())
 
     def pin(self, node: Node, bytes_max: int) -> bool:

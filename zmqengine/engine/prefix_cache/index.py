@@ -163,7 +163,6 @@ class BlockIndex:
         ]
 
     def clear(self) -> None:
-        """Remove all blocks."""
         for node in self._nodes.values():
             node.is_kept = False
         self._nodes.clear()

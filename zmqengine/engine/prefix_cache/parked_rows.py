@@ -57,7 +57,6 @@ class ParkedRows:
         return len(self._rows)
 
     def add(self, parked: ParkedRow) -> None:
-        """Keep a row."""
         self._rows[parked.row.id] = parked
         self.bytes += parked.bytes
 

@@ -58,7 +58,6 @@ class PlainDraw:
         self._nucleus = nucleus
 
     def plan(self, rows: Sequence[Row], vocab_size: int) -> PlainPlan:
-        """See `Draw.plan`."""
         return PlainPlan(_parameters(rows, vocab_size, self._nucleus))
 
 

@@ -82,7 +82,6 @@ class PredictionPosition:
         return () if self.next is None else self._prediction[self.next : self.next + count]
 
     def _find(self, gram: Sequence[int], otherwise: int | None) -> int | None:
-        """The position after `gram`."""
         if self._left_at >= self._begin + _INDEXED_TOKENS * 3 // 4:
             self._index(self._left_at - _INDEXED_TOKENS // 4)
         wanted = np.uint64((gram[0] << 2 * _ID_BITS) + (gram[1] << _ID_BITS) + gram[2])

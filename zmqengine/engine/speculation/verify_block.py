@@ -54,7 +54,6 @@ class VerifyBlock:
 
     @property
     def draft_tokens(self) -> list[Sequence[int]]:
-        """The draft tokens of each row."""
         return [() if draft is None else draft.tokens for draft in self.drafts]
 
     def accepted(self, index: int, tokens: Sequence[int]) -> int:

@@ -51,11 +51,9 @@ class TextRows:
         self.rows: OrderedDict[int, TextRow] = OrderedDict()
 
     def add(self, request: TextsRequest) -> None:
-        """Add a row."""
         self.rows[request.row] = TextRow(request)
 
     def text(self, place: TextPlace) -> Sequence[int]:
-        """The tokens of a text."""
         return self.rows[place.row].request.texts[place.text]
 
     def take(self, tokens_max: int, *, whole: bool = False) -> list[TextPlace]:

@@ -30,7 +30,6 @@ class Features:
         return int(self.main.nbytes) + sum(int(each.nbytes) for each in self.deep)
 
     def arrays(self) -> list[mx.array]:
-        """Every array."""
         return [self.main, *self.deep]
 
 
@@ -54,9 +53,7 @@ class Tower(Protocol):
     """The tower and projector of one model. It normalises the pixels itself; weights are evaluated when it is made."""
 
     @property
-    def parameter_bytes(self) -> int:
-        """Bytes of its weights."""
-        ...
+    def parameter_bytes(self) -> int: ...
 
     @property
     def deep_layers(self) -> int:

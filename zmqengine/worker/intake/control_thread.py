@@ -83,7 +83,6 @@ class ControlThread:
         self._watched.append(watched)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:

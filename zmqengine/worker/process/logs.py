@@ -39,7 +39,6 @@ def set_up(level: LogLevel, form: LogFormat) -> None:
 
 
 def formatter(form: LogFormat) -> logging.Formatter:
-    """The formatter of a log format."""
     return _Json() if form == "json" else _Text()
 
 

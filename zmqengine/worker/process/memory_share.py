@@ -63,7 +63,6 @@ class View(NamedTuple):
 
 
 def view_of(mine: Claim, others: Sequence[Claim], total_bytes: int) -> View:
-    """The view of the worker with the claim `mine`."""
     limit_bytes = share_of(mine, others, total_bytes)
     text = [f"{_gib(limit_bytes)} of {_gib(total_bytes)}"]
     for other in others:

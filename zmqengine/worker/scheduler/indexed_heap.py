@@ -28,7 +28,6 @@ class IndexedHeap(Generic[Item]):
         return item in self._places
 
     def first(self) -> tuple[Key, Item] | None:
-        """The least key and its item."""
         return self._entries[0] if self._entries else None
 
     def push(self, item: Item, key: Key) -> None:

@@ -37,7 +37,6 @@ class Counters:
     latencies: Latencies = field(default_factory=Latencies)
 
     def count_end(self, finish: str) -> None:
-        """Count a request that ended with `finish`."""
         self.ends += 1
         self.ended[finish] = self.ended.get(finish, 0) + 1
 

@@ -25,7 +25,6 @@ class Divergences:
         self._tokenizer_json = tokenizer_json
 
     def note(self, divergence: RowDivergence, request: LiveRequest | None) -> None:
-        """Log a divergence."""
         facts = {} if self._tokenizer_json is None else self._texts(divergence)
         log.info(
             f"prompt shares {divergence.shared:,} of {divergence.total:,} tokens with a kept one, then differs",

@@ -45,12 +45,10 @@ class RunningHistogram:
         self.sum = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Count a value `times` times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
 
     def snapshot(self) -> messages.Histogram:
-        """The histogram as a wire message."""
         return messages.Histogram(list(self.bounds), list(self.counts), self.sum)
 
 

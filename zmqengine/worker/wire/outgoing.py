@@ -80,7 +80,6 @@ class Outgoing:
         self._outputs[request.session_id].held_bytes += request.log.nbytes
 
     def token(self, request: LiveRequest, token: int, logprobs: TokenLogprobs | None) -> None:
-        """Append a token of a request."""
         output = self._outputs[request.session_id]
         output.held_bytes += request.tokens.append(token, logprobs)
         output.unsent[request] = None

@@ -28,7 +28,6 @@ class BlockTexts:
         return f"Error: {text}" if block.is_error else text
 
     def joined(self, content: Content, where: str, separator: str, *, strict: bool = False) -> str:
-        """The texts of a content."""
         if isinstance(content, str):
             return content
         return separator.join(
@@ -36,7 +35,6 @@ class BlockTexts:
         )
 
     def text(self, block: Block, where: str, *, strict: bool = False) -> str:
-        """The text of one block."""
         if block.type == "text":
             if block.text is None:
                 raise bad_field(f"{where}.text", "a text block has a text")

@@ -36,7 +36,6 @@ async def chat_completions(service: Service, exchange: Exchange, request: ChatRe
 
 
 async def make_chat(service: Service, exchange: Exchange, request: ChatRequest) -> Chat:
-    """The `Chat` of a request."""
     model = service.pool.model(request.model)
     check_context(request.num_ctx, model)
     options = request.options(

@@ -33,7 +33,6 @@ async def answer_completion(service: Service, exchange: Exchange, request: Compl
 
 
 async def make_generation(service: Service, exchange: Exchange, request: CompletionRequest) -> Generation:
-    """The `Generation` of a request."""
     model = service.pool.model(request.model)
     check_context(request.num_ctx, model)
     options = request.options(max_tokens=request.tokens_max, logprobs=request.logprobs)
@@ -51,7 +50,6 @@ async def make_generation(service: Service, exchange: Exchange, request: Complet
 
 
 def _texts(model: Model, request: CompletionRequest) -> list[str]:
-    """The text of each prompt."""
     decode = model.tokenizer.decode
     return [prompt if isinstance(prompt, str) else decode(prompt) for prompt in request.prompts]
 

@@ -30,7 +30,6 @@ class Frame:
         self.after = b',"usage":null}\n\n' if include_usage else b"}\n\n"
 
     def event(self, choices: Sequence[object]) -> bytes:
-        """An event with these choices."""
         return self.before + b'"choices":' + msgspec.json.encode(choices) + self.after
 
     def done(self, usage: Usage) -> bytes:

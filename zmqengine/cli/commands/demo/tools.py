@@ -30,7 +30,6 @@ class DemoFunction(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name in the definition."""
         return str(self.definition["function"]["name"])
 
 

@@ -103,7 +103,6 @@ class Bert(Module):
         return made
 
     def finish(self, states: mx.array) -> mx.array:
-        """As they are."""
         return states
 
     def score(self, hidden: mx.array, batch: TextBatch) -> mx.array:

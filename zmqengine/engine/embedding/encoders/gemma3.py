@@ -87,8 +87,6 @@ class Gemma3Layer(Module):
 
 
 class Gemma3(Module):
-    """The encoder."""
-
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         width = whole(config["hidden_size"], "hidden_size")

@@ -70,8 +70,6 @@ class NomicLayer(Module):
 
 
 class NomicBert(Module):
-    """The encoder."""
-
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         _check_plain(config)
@@ -88,7 +86,6 @@ class NomicBert(Module):
         return made
 
     def finish(self, states: mx.array) -> mx.array:
-        """As they are."""
         return states
 
 

@@ -32,7 +32,6 @@ class FileIndex:
 
     @property
     def names(self) -> KeysView[str]:
-        """Names of all files."""
         return self._files.keys()
 
     def find(self, key: bytes) -> BlockLocation | None:

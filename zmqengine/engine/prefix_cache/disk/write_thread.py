@@ -44,7 +44,6 @@ class Writer:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes in the queue."""
         return self._queued_bytes - self._done_bytes
 
     @property

@@ -159,8 +159,6 @@ class MuseSparkTower:
 
 
 class MuseSparkJob:
-    """One image of Muse Spark."""
-
     def __init__(self, begin: Callable[[Callable[[], int]], Iterator[tuple[list[mx.array], int]]]) -> None:
         self._patches_max = WHOLE
         self._pieces = begin(lambda: self._patches_max)
