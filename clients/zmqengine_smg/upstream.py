@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from zmqengine.protocol.messages import Limits, ModelCard
 from zmqengine_client import AsyncClient, ClientEvent, CurveKeys
 from zmqengine_client.errors import ZmqEngineError
+from zmqengine_client.pause import Pause
 from zmqengine_client.text.tokenizer import Tokenizer
 
 log = logging.getLogger("zmqengine.smg")
@@ -58,7 +59,7 @@ class Upstream:
         self.model: UpstreamModel | None = None
         self.numbers: Mapping[str, int | float] = {}
         self.on_change: list[Callable[[], None]] = []
-        self._news = asyncio.Event()
+        self._pause = Pause()
 
     @property
     def ready(self) -> bool:
@@ -69,15 +70,8 @@ class Upstream:
         """Poll the worker's state and numbers. Closes the client when cancelled."""
         try:
             while True:
-                self._news.clear()
                 await self._probe()
-                timer = asyncio.get_running_loop().call_later(
-                    PROBE_S if self.ready else PROBE_UNREADY_S, self._news.set
-                )
-                try:
-                    await self._news.wait()
-                finally:
-                    timer.cancel()
+                await self._pause.last(PROBE_S if self.ready else PROBE_UNREADY_S)
         finally:
             await self.client.close()
 
@@ -124,8 +118,7 @@ class Upstream:
     def _on_event(self, event: ClientEvent) -> None:
         if event.kind in ("lost", "fatal", "fenced"):
             self._enter("unreachable", event.message)
-        # Probe now instead of at the end of the interval.
-        self._news.set()
+        self._pause.end()
 
     def _enter(self, state: str, reason: str = "") -> None:
         if state == self.state:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from typing import Protocol
@@ -12,6 +11,7 @@ from zmqengine.errors import ZmqEngineError
 from zmqengine.protocol.messages import Description, Status
 from zmqengine.serve.child import Child
 from zmqengine_client import AsyncClient
+from zmqengine_client.pause import Pause
 
 log = logging.getLogger("zmqengine.launcher")
 
@@ -44,14 +44,14 @@ class Follower:
         self.child = child
         self.name = child.record.name
         self._followed = followed
-        self._look = asyncio.Event()
+        self._pause = Pause()
         self._client: AsyncClient | None = None
         self._asking = asyncio.create_task(self._ask())
         self._waiting = asyncio.create_task(self._wait())
 
     def look_now(self) -> None:
         """Request the status at once."""
-        self._look.set()
+        self._pause.end()
 
     async def close(self) -> None:
         """Stop following. The process continues."""
@@ -73,7 +73,6 @@ class Follower:
         )
         is_ready = False
         while True:
-            self._look.clear()
             asked_s = time.monotonic()
             try:
                 if not is_ready:
@@ -88,9 +87,7 @@ class Follower:
                 pass
             except Exception:
                 log.exception("following a worker failed", extra={"model": self.name})
-            every_s = READY_EVERY_S if is_ready else LOADING_EVERY_S
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._look.wait(), every_s)
+            await self._pause.last(READY_EVERY_S if is_ready else LOADING_EVERY_S)
 
 
 def _requests(status: Status) -> int:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from zmqengine.protocol.messages import Description, Limits, ModelCard
 from zmqengine_client import AsyncClient, ClientEvent
 from zmqengine_client.errors import BadRequest, ZmqEngineError
+from zmqengine_client.pause import Pause
 from zmqengine_client.text.tokenizer import Tokenizer
 from zmqengine_http.serving import logs
 from zmqengine_http.serving.errors import no_worker
@@ -85,7 +86,7 @@ class PooledWorker:
         self._probe_s = probe_ms / 1000
         self._client: AsyncClient | None = None
         self._state = "unknown"
-        self._news = asyncio.Event()
+        self._pause = Pause()
         self._became_ready = asyncio.Event()
 
     @property
@@ -103,7 +104,7 @@ class PooledWorker:
         """Wait until it takes requests, probing at once. Raises a 503 when `wait_s` is over."""
         if self.ready:
             return
-        self._news.set()
+        self._pause.end()
         try:
             await asyncio.wait_for(self._became_ready.wait(), wait_s)
         except asyncio.TimeoutError:
@@ -113,15 +114,8 @@ class PooledWorker:
         """Connect and poll the state. The client itself reconnects and resumes streams."""
         try:
             while True:
-                self._news.clear()
                 await self._probe()
-                # Not wait_for: before Python 3.12 it can lose a cancellation, and with it the end of this
-                # task.
-                timer = asyncio.get_running_loop().call_later(self._probe_s, self._news.set)
-                try:
-                    await self._news.wait()
-                finally:
-                    timer.cancel()
+                await self._pause.last(self._probe_s)
         finally:
             if self._client is not None:
                 await self._client.close()
@@ -147,8 +141,7 @@ class PooledWorker:
             self._now("unreachable", reason=event.message)
         elif event.kind == "resumed":
             logs.info("stream resumed", completion=event.request_id, address=self.address)
-        # Probe now instead of at the end of the interval.
-        self._news.set()
+        self._pause.end()
 
     async def _learn(self, description: Description) -> None:
         card, limits = description.model, description.limits
