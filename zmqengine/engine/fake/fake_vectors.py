@@ -5,17 +5,22 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Sequence
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from zmqengine.engine.interface import RowPrefill, RowVectors, StepResult, TextsRequest
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def fake_vector(text: Sequence[int], width: int, *, second: int = 0, is_score: bool = False) -> np.ndarray:
     """Floats from -1 to 1 that follow from the tokens and where the second text begins; of length 1 unless scores."""
+    # A fake engine that makes no vectors starts without.
+    import numpy as np
+
     seed = array("Q", [second, is_score, *text]).tobytes()
     made = np.frombuffer(hashlib.shake_128(seed).digest(4 * width), "<u4").astype(np.float64) / 2**31 - 1
-    return (made if is_score else made / np.linalg.norm(made)).astype(np.float32)
+    return (made if is_score else _of_length_one(made)).astype(np.float32)
 
 
 class FakeTexts:
@@ -53,7 +58,7 @@ class FakeTexts:
             if last == first:
                 return
             self._made[row] = last
-            vectors = np.stack([self._vector(request, index) for index in range(first, last)])
+            vectors = _stacked([self._vector(request, index) for index in range(first, last)])
             result.prefills.append(RowPrefill(row, sum(lengths[:last]), sum(lengths), 0))
             result.vectors.append(RowVectors(row, vectors, last == len(lengths)))
             if last == len(lengths):
@@ -64,8 +69,17 @@ class FakeTexts:
         second = request.second[index] if request.second else 0
         width = self._labels if is_score else self._dimensions
         vector = fake_vector(request.texts[index], width, second=second, is_score=is_score)
-        if request.dimensions is None:
-            return vector
-        cut = vector[: request.dimensions]
-        cut /= np.linalg.norm(cut)
-        return cut
+        return vector if request.dimensions is None else _of_length_one(vector[: request.dimensions])
+
+
+def _stacked(vectors: Sequence[np.ndarray]) -> np.ndarray:
+    import numpy as np
+
+    return np.stack(vectors)
+
+
+def _of_length_one(vector: np.ndarray) -> np.ndarray:
+    import numpy as np
+
+    whole: np.ndarray = vector / np.linalg.norm(vector)
+    return whole

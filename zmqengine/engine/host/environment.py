@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
 from zmqengine.paths import cache_directory
@@ -80,6 +79,9 @@ def settings() -> list[Setting]:
 
 def cuda_version() -> str:
     """The release of MLX's CUDA package; empty without one."""
+    # An import as long as that of the rest of this module, and a worker on the fake engine does not ask.
+    from importlib.metadata import PackageNotFoundError, version
+
     for package in ("mlx-cuda-13", "mlx-cuda-12"):
         try:
             return version(package)

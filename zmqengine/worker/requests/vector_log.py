@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import TYPE_CHECKING
 
 from zmqengine.protocol.messages import End, TokenRow
+
+if TYPE_CHECKING:
+    import numpy as np
 
 TOKEN_FLOATS = 16
 """Floats of a vector that count as one token in a frame: copying them takes as long as encoding a token."""
@@ -21,6 +24,9 @@ class VectorLog:
     kept_from = 0
 
     def __init__(self, first_index: int, texts: int, width: int) -> None:
+        # A worker that makes no vectors may do without.
+        import numpy as np
+
         self._first_index = first_index
         # The system allocates pages of it when they are written.
         self._vectors = np.empty((texts, width), "<f4")
