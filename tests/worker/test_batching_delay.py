@@ -33,7 +33,7 @@ def begin(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> Begin:
     """
 
     def run(
-        *, ended: int, coming: int, later_s: float = 0.0, step_s: float | None = 0.3
+        *, ended: int, coming: int, later_s: float = 0.0, step_s: float | None = 0.3, wait_ms: int = 0
     ) -> tuple[PassReport, int]:
         front_end = harness.front_end()
         for place in range(ended):
@@ -58,7 +58,7 @@ def begin(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> Begin:
         stand_in = SimpleNamespace(sleep=sleep, perf_counter_ns=time.perf_counter_ns)
         monkeypatch.setattr(actor_module, "time", stand_in)
         send(harness, front_end, "first")
-        return harness.pass_(), looks
+        return harness.pass_(wait_ms), looks
 
     return run
 
@@ -85,6 +85,18 @@ def test_one_user_alone_is_not_kept(begin: Begin) -> None:
     """Who was answered alone asks alone."""
     report, looks = begin(ended=1, coming=0)
     assert (report.admitted, looks) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("ended", "later_s", "step_s", "expected"),
+    [(1, 0.0, None, 0), (1, 2 * AGAIN_S, None, 1), (2, 0.0, None, 1), (1, 0.0, 0.3, 1)],
+)
+def test_the_next_request_of_one_program_wakes_an_encoder_at_once(
+    begin: Begin, ended: int, later_s: float, step_s: float | None, expected: int
+) -> None:
+    """Others may be the first of a burst: an idle worker looks once for the rest."""
+    report, looks = begin(ended=ended, coming=0, later_s=later_s, step_s=step_s, wait_ms=1)
+    assert (report.admitted, looks) == (1, expected)
 
 
 def test_where_steps_are_short_there_is_no_waiting(begin: Begin) -> None:

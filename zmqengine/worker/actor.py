@@ -157,7 +157,8 @@ class Actor:
             self._watchdog.pause()
         ready = self._poller.poll(wait_ms)
         self._shared_status.wakeup.clear()
-        if any(source is self._cmd for source, _ in ready):
+        is_sequel = self._batching_delay.is_sequel(self.scheduler.rates.step_s, self._context.clock())
+        if not is_sequel and any(source is self._cmd for source, _ in ready):
             # Requests that arrive together share a prefill step; otherwise the first would delay the others by a step.
             time.sleep(LOOK_S)
 
