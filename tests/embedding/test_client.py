@@ -18,7 +18,8 @@ from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.engine.fake.fake_vectors import fake_vector
 from zmqengine.testing import FakeWorker
 from zmqengine_client import AsyncClient, Client
-from zmqengine_client.aio.embedding import encoder_of
+from zmqengine_client.aio import waiting
+from zmqengine_client.aio.embedding import source_of
 from zmqengine_client.errors import BadRequest, ContextExceeded, DeadlineExceeded
 from zmqengine_client.text.reranking import probability, question
 
@@ -82,7 +83,10 @@ def test_the_default_prompt_of_a_model_goes_before_texts() -> None:
     tokenizer.facts = {"default_prompt": "query", "prompt_query": "ab", "prompt_document": "d"}
     plain = tokenizer.encode_all(["abc", "dc", "c"])
     for prompt, expected in ((None, plain[0]), ("document", plain[1]), ("", plain[2])):
-        assert [each.ids for each in encoder_of(["c", [7]], prompt)(tokenizer, 0, 2)] == [expected, [7]]
+        assert [each.ids for each in source_of(["c", [7]], prompt).encode(tokenizer, 0, 2)] == [
+            expected,
+            [7],
+        ]
 
 
 def test_a_worker_that_is_killed_costs_no_vector() -> None:
@@ -224,3 +228,27 @@ def test_a_model_that_is_asked_scores_by_its_two_answers(tmp_path: Path) -> None
         logits = model(mx.array([ids]))[0, -1]
         wanted = mx.softmax(logits[:2])[0].item()
         assert ranked[index] == pytest.approx(wanted, abs=1e-4)
+
+
+@pytest.mark.parametrize(("characters", "threads"), [(400, 0), (4000, 1)])
+def test_a_short_text_waits_for_no_thread(
+    characters: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long one is tokenized in one, as the loop has others to serve."""
+    used: list[object] = []
+
+    async def run() -> None:
+        async with AsyncClient(worker.address) as client:
+            await client.embed(["warm up"])
+            in_thread = asyncio.to_thread
+
+            async def noted(function: Any, *args: Any) -> Any:
+                used.append(function)
+                return await in_thread(function, *args)
+
+            monkeypatch.setattr(waiting, "off_loop", noted)
+            assert (await client.embed(["a " * (characters // 2)], truncate=True)).shape == (1, WIDTH)
+
+    with FakeWorker(CONFIG) as worker:
+        asyncio.run(run())
+    assert len(used) == threads

@@ -23,7 +23,7 @@ from zmqengine.protocol.messages import (
     Ping,
     Status,
 )
-from zmqengine_client.aio.embedding import AsyncEmbedding, Text, encoder_of
+from zmqengine_client.aio.embedding import AsyncEmbedding, Text, source_of
 from zmqengine_client.aio.group import AsyncGroup
 from zmqengine_client.aio.loop_driver import LoopDriver
 from zmqengine_client.aio.model_tokenizer import AsyncModelTokenizer
@@ -277,8 +277,8 @@ class AsyncClient:
     ) -> Embedded:
         """As `embed`, with the number of tokens that were read."""
         self._driver.check()
-        encode = encoder_of(texts, prompt)
-        return await self._embedding.vectors(len(texts), encode, "embedding", dimensions, options)
+        source = source_of(texts, prompt)
+        return await self._embedding.vectors(len(texts), source, "embedding", dimensions, options)
 
     async def rerank(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zmqengine.errors import BadRequest, ContextExceeded
-from zmqengine_client.aio.embedding import AsyncEmbedding, pair_encoder
+from zmqengine_client.aio.embedding import AsyncEmbedding, pair_source
 from zmqengine_client.aio.in_flight import AsyncInFlight
 from zmqengine_client.aio.loop_driver import LoopDriver
 from zmqengine_client.aio.model_tokenizer import AsyncModelTokenizer
@@ -34,8 +34,8 @@ class AsyncReranking:
         model, limits = await self._embedding.served()
         tokenizer = await self._tokenizer.get()
         if model.labels:
-            encode = pair_encoder(query, documents)
-            made = await self._embedding.vectors(len(documents), encode, "score", None, options)
+            source = pair_source(query, documents)
+            made = await self._embedding.vectors(len(documents), source, "score", None, options)
             return Reranked(ranked([probability(logits) for logits in made.vectors.tolist()]), made.tokens)
         yes, no = tokenizer.token_id("yes"), tokenizer.token_id("no")
         if tokenizer.facts.get("reranker") != "qwen3" or yes is None or no is None:

@@ -3,9 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 Lock = asyncio.Lock
 off_loop = asyncio.to_thread
+
+ParametersT = ParamSpec("ParametersT")
+ResultT = TypeVar("ResultT")
+
+
+async def off_loop_unless(
+    short: bool,
+    function: Callable[ParametersT, ResultT],
+    *args: ParametersT.args,
+    **kwargs: ParametersT.kwargs,
+) -> ResultT:
+    """Call in a thread, but what is `short` in place: it blocks the loop for no longer than the way there and back."""
+    return function(*args, **kwargs) if short else await off_loop(function, *args, **kwargs)
 
 
 class AsyncMailbox:

@@ -33,7 +33,7 @@ from zmqengine_client.core.session import ClientSession
 from zmqengine_client.images.prompt_image import PromptImage
 from zmqengine_client.images.sources import ImageLike
 from zmqengine_client.keys import CurveKeys, keys_from_environment
-from zmqengine_client.sync.embedding import Embedding, Text, encoder_of
+from zmqengine_client.sync.embedding import Embedding, Text, source_of
 from zmqengine_client.sync.group import Group
 from zmqengine_client.sync.io_thread import IoThread
 from zmqengine_client.sync.model_tokenizer import ModelTokenizer
@@ -274,8 +274,8 @@ class Client:
     ) -> Embedded:
         """As `embed`, with the number of tokens that were read."""
         self._driver.check()
-        encode = encoder_of(texts, prompt)
-        return self._embedding.vectors(len(texts), encode, "embedding", dimensions, options)
+        source = source_of(texts, prompt)
+        return self._embedding.vectors(len(texts), source, "embedding", dimensions, options)
 
     def rerank(
         self,

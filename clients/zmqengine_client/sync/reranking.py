@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from zmqengine.errors import BadRequest, ContextExceeded
 from zmqengine_client.core.embedding import BATCH, EmbedOptions
 from zmqengine_client.core.request import new_request, set_token_prompt
-from zmqengine_client.sync.embedding import Embedding, pair_encoder
+from zmqengine_client.sync.embedding import Embedding, pair_source
 from zmqengine_client.sync.in_flight import InFlight
 from zmqengine_client.sync.io_thread import IoThread
 from zmqengine_client.sync.model_tokenizer import ModelTokenizer
@@ -35,8 +35,8 @@ class Reranking:
         model, limits = self._embedding.served()
         tokenizer = self._tokenizer.get()
         if model.labels:
-            encode = pair_encoder(query, documents)
-            made = self._embedding.vectors(len(documents), encode, "score", None, options)
+            source = pair_source(query, documents)
+            made = self._embedding.vectors(len(documents), source, "score", None, options)
             return Reranked(ranked([probability(logits) for logits in made.vectors.tolist()]), made.tokens)
         yes, no = tokenizer.token_id("yes"), tokenizer.token_id("no")
         if tokenizer.facts.get("reranker") != "qwen3" or yes is None or no is None:

@@ -19,6 +19,16 @@ def off_loop(
     return function(*args, **kwargs)
 
 
+def off_loop_unless(
+    short: bool,
+    function: Callable[ParametersT, ResultT],
+    *args: ParametersT.args,
+    **kwargs: ParametersT.kwargs,
+) -> ResultT:
+    """Call in place."""
+    return function(*args, **kwargs)
+
+
 class Mailbox:
     """A queue of notices. Streams can share one, so that one wait covers them all."""
 
