@@ -17,7 +17,7 @@ from tests.embedding import test_equality
 from tests.embedding.checkpoints import NAMES, case, engine_of, run, write
 from tests.embedding.test_engine import INFO, Clock, CountedModel
 from zmqengine.checkpoint.recipe import read_recipe
-from zmqengine.engine.embedding import attention, encoder_model, engine, opening, packing
+from zmqengine.engine.embedding import attention, encoder_model, engine, opening, packing, padded
 from zmqengine.engine.embedding.encoders import activations
 from zmqengine.engine.embedding.engine import EmbeddingEngine
 from zmqengine.engine.embedding.padded import Padded
@@ -40,7 +40,10 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def replays_only(on_a_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `on_a_gpu`, and a batch that is not replayed fails."""
-    monkeypatch.setattr(encoder_model, "TextEncoderJob", None)
+    begin = Replays.begin
+    monkeypatch.setattr(
+        Replays, "begin", lambda *given: begin(*given) or pytest.fail("this batch was not replayed")
+    )
 
 
 def encoders() -> list[str]:
@@ -124,6 +127,29 @@ def test_a_token_that_is_not_finite_ends_its_text_alone(tmp_path: Path) -> None:
     )
     assert [failure.row for failure in failures] == [0]
     assert np.isfinite([made[1], made[2]]).all()
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+@pytest.mark.parametrize("mistake", ["mask", "error", "none"])
+def test_replays_that_are_wrong_on_this_device_are_not_used(
+    mistake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are compared when the model is opened; the vectors are right in any case."""
+
+    def wrong(
+        queries: mx.array, keys: mx.array, values: mx.array, *, scale: float, mask: mx.array
+    ) -> mx.array:
+        if mistake == "error":
+            raise RuntimeError("no kernel")
+        seen = mask if mistake == "none" else mx.zeros_like(mask)
+        return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=seen)
+
+    monkeypatch.setattr(padded, "attention_in_products", wrong)
+    given = case("bert-mean")
+    opened = engine_of(write(tmp_path, given))
+    assert (opened._model._replays is None) == (mistake != "none") == bool(caplog.records)  # type: ignore[attr-defined]
+    made, _ = run(opened, [TextsRequest(0, given["texts"])])
+    test_equality.near(made[0], np.array(given["vectors"], np.float32), "embedding")
 
 
 def operations(*arrays: mx.array) -> int:

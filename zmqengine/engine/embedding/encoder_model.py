@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -39,6 +40,13 @@ REPLAYED_PRODUCTS_MAX = 20_000_000_000
 """Products of numbers in a layer, of tokens with weights, up to which a GPU replays a padded batch: an H100 makes them
 in about half a millisecond (TF32), and the host takes that long for a layer's operations on texts without padding."""
 
+DIFFERENCE_MAX = 0.05
+"""Relative difference of vectors, above which replays are not used. Rounding in bfloat16 stays below it; a mask or a
+position that is out of place does not."""
+_COMPARED_LENGTHS = (3, 17, 40)
+
+log = logging.getLogger("zmqengine.engine")
+
 
 class TextEncoder:
     """A `VectorModel` on an encoder of our own."""
@@ -54,6 +62,7 @@ class TextEncoder:
         self.width = recipe.labels or (dense[-1].width if dense else int(config["hidden_size"]))
         floats = 8 * int(config["hidden_size"]) + 3 * int(config.get("intermediate_size", 0))
         self._token_bytes = 4 * floats
+        self._context_tokens = context_tokens
         self._replays: Replays | None = None
         if on_gpu:
             arrays: dict[str, mx.array] = dict(tree_flatten(encoder.layers))
@@ -74,6 +83,26 @@ class TextEncoder:
     def begin(self, texts: Sequence[Sequence[int]], second: Sequence[int]) -> TextEncoderJob | ReplayJob:
         replay = None if self._replays is None else self._replays.begin(texts, second)
         return replay or TextEncoderJob(self._encoder, Packed(texts, second), self._vectors)
+
+    def compare_replays(self) -> None:
+        """Compare texts replayed together with each alone, without padding; drop replays that differ."""
+        if self._replays is None:
+            return
+        vocabulary = int(self._recipe.config["vocab_size"])
+        lengths = [min(length, self._context_tokens) for length in _COMPARED_LENGTHS]
+        texts = [[1 + place * 7 % (vocabulary - 1) for place in range(length)] for length in lengths]
+        wanted = np.stack([np.array(self._forward(Packed([text])))[0] for text in texts])
+        try:
+            job = self._replays.begin(texts, [])
+            got = wanted if job is None else job.result()
+        except Exception as error:  # noqa: BLE001 - whatever it raises, it is not to be used
+            log.warning("replays of the encoder fail", extra={"reason": str(error)[:200]})
+            self._replays = None
+            return
+        difference = float(np.linalg.norm(got - wanted) / max(1.0, float(np.linalg.norm(wanted))))
+        if not difference <= DIFFERENCE_MAX:
+            log.warning("replays of the encoder differ and are not used", extra={"difference": difference})
+            self._replays = None
 
     def _forward(self, batch: TextBatch) -> mx.array:
         states = self._encoder.start(batch)
