@@ -190,7 +190,9 @@ def minilm(on_a_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> V
 
 
 @pytest.mark.parametrize("texts", [1, 8, 64])
-def test_a_request_is_half_the_operations_of_mlx_embeddings(minilm: VectorEngine, texts: int) -> None:
+def test_a_request_is_two_fifths_of_the_operations_of_mlx_embeddings(
+    minilm: VectorEngine, texts: int
+) -> None:
     """And is built without Python: on a GPU the host's operations are the time of few texts."""
     given = [[5] * (9 + index % 7) for index in range(texts)]
     replays = replays_of(minilm)
@@ -198,7 +200,7 @@ def test_a_request_is_half_the_operations_of_mlx_embeddings(minilm: VectorEngine
     job, calls = calls_of(lambda: replays.begin(given, []))
     made = operations(job._vectors)
     print(f"{texts} texts: {made} operations, {calls} calls")
-    assert made * 2 <= THEIR_OPERATIONS
+    assert made * 5 <= THEIR_OPERATIONS * 2
     assert calls * 10 <= THEIR_CALLS + 30 * texts
 
 

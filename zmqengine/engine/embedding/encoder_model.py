@@ -177,6 +177,8 @@ def load_encoder(directory: Path, recipe: Recipe) -> tuple[Encoder, int, int]:
     if not on_gpu():
         encoder.set_dtype(mx.float32)
     _turn_products(encoder, copy=not on_gpu())
+    if isinstance(encoder, bert.Bert):
+        encoder.fold_biases()
     mx.eval(encoder.parameters())
     encoder.eval()
     arrays: dict[str, mx.array] = dict(tree_flatten(encoder.parameters()))

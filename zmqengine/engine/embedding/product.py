@@ -20,3 +20,27 @@ class Product(Module):
         if "bias" in self:
             return mx.addmm(self.bias, states, self.weight)
         return states @ self.weight
+
+
+def added(states: mx.array, layer: Module, given: mx.array) -> mx.array:
+    """The sum of `states` and what a linear layer makes of `given`, in one operation where it has no bias."""
+    if isinstance(layer, Product) and "bias" not in layer:
+        return mx.addmm(states, given, layer.weight)
+    made: mx.array = states + layer(given)
+    return made
+
+
+def fold_bias(norm: Module, adding: Module, reading: Module) -> None:
+    """Move the bias of a layer that adds to the output of `norm` into that norm, so that it is added with no operation.
+
+    `reading` is the other layer that reads the norm's output; its bias makes up for it. For float32: the sums are
+    rounded.
+    """
+    layers = (adding, reading)
+    if norm.bias.dtype != mx.float32 or not all(
+        isinstance(layer, Product) and "bias" in layer for layer in layers
+    ):
+        return
+    norm.bias = norm.bias + adding.bias
+    reading.bias = reading.bias - adding.bias @ reading.weight
+    del adding["bias"]

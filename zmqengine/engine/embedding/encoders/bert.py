@@ -16,6 +16,7 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm
 
 from zmqengine.engine.embedding.encoders.activations import activation
+from zmqengine.engine.embedding.product import added, fold_bias
 from zmqengine.engine.embedding.text_batch import TextBatch
 from zmqengine.engine.models.arrays import Weights, joined, renamed, whole
 from zmqengine.errors import ModelLoadError
@@ -61,14 +62,14 @@ class BertLayer(Module):
     def __call__(self, states: mx.array, batch: TextBatch) -> mx.array:
         queries, keys, values = batch.heads(self.qkv(states), [self._heads] * 3)
         attended = batch.attend(queries, keys, values, scale=self._scale, slopes=self._slopes)
-        states = self.attention_norm(states + self.out(attended))
+        states = self.attention_norm(added(states, self.out, attended))
         inner = self.up(states)
         if self._is_gated:
             gate, inner = mx.split(inner, 2, axis=-1)
             inner = self._activation(gate) * inner
         else:
             inner = self._activation(inner)
-        made: mx.array = self.norm(states + self.down(inner))
+        made: mx.array = self.norm(added(states, self.down, inner))
         return made
 
 
@@ -104,6 +105,14 @@ class Bert(Module):
 
     def finish(self, states: mx.array) -> mx.array:
         return states
+
+    def fold_biases(self) -> None:
+        """Leave the sums with a bias before a norm to the norm before."""
+        norm = self.norm
+        for layer in self.layers:
+            fold_bias(norm, layer.out, layer.qkv)
+            fold_bias(layer.attention_norm, layer.down, layer.up)
+            norm = layer.norm
 
     def score(self, hidden: mx.array, batch: TextBatch) -> mx.array:
         """From the first token."""

@@ -21,6 +21,7 @@ from zmqengine.engine.embedding.encoders.parts import (
     rotary_base,
     rotated,
 )
+from zmqengine.engine.embedding.product import added
 from zmqengine.engine.embedding.text_batch import TextBatch
 from zmqengine.engine.models.arrays import Weights, renamed, whole
 
@@ -71,9 +72,9 @@ class ModernBertLayer(Module):
         queries, keys, values = batch.heads(self.Wqkv(normed), [self._heads] * 3)
         queries, keys = rotated(queries, self._base), rotated(keys, self._base)
         attended = batch.attend(queries, keys, values, scale=self._width**-0.5, window=self._window)
-        states = states + self.out(attended)
+        states = added(states, self.out, attended)
         given, gate = mx.split(self.Wi(self.mlp_norm(states)), 2, axis=-1)
-        return states + self.down(self._activation(given) * gate)
+        return added(states, self.down, self._activation(given) * gate)
 
 
 class ModernBert(Module):

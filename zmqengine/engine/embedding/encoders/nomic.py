@@ -16,6 +16,7 @@ from mlx.nn.layers.normalization import LayerNorm
 
 from zmqengine.engine.embedding.encoders.activations import activation
 from zmqengine.engine.embedding.encoders.parts import rotary_base, rotated
+from zmqengine.engine.embedding.product import added
 from zmqengine.engine.embedding.text_batch import TextBatch
 from zmqengine.engine.models.arrays import Weights, joined, renamed, whole
 from zmqengine.errors import ModelLoadError
@@ -63,9 +64,9 @@ class NomicLayer(Module):
         attended = batch.attend(
             rotated(queries, self._base), rotated(keys, self._base), values, scale=self._width**-0.5
         )
-        states = self.attention_norm(states + self.out(attended))
+        states = self.attention_norm(added(states, self.out, attended))
         gate, up = mx.split(self.gate_up(states), 2, axis=-1)
-        made: mx.array = self.norm(states + self.down(self._activation(gate) * up))
+        made: mx.array = self.norm(added(states, self.down, self._activation(gate) * up))
         return made
 
 
