@@ -1,16 +1,16 @@
-"""Images in the engine, by the processor time of this process, so that other programs on the machine do not count.
+"""Images in the engine, on a CPU by the processor time of this process, so that other programs do not count.
 
-    python -m benchmarks.images silences [--rows 8] [--steps 240] [--side 32]
+    python -m benchmarks.images silences [--rows 8] [--steps 240] [--side 32] [--model DIRECTORY]
     python -m benchmarks.images turns [--side 32]
     python -m benchmarks.images features DIRECTORY... --mlx-vlm PYTHON
     python -m benchmarks.images users URL=MODEL URL=MODEL[=TEXT] [--users 16] [--turns 3]
 
-`silences`: the longest step of an engine whose rows decode, beside text and beside images. `turns`: the first token of
-a second turn about an image, and about as much text. `features`: those of an image by a checkpoint's tower, and by
-mlx-vlm in an environment of its own. `users`: tokens a second, by the clock, of servers of pico-eye that users ask
-about unlike images, all at once. For the first two a random
-text model of 4 million parameters reads the features of a random tower. Each request beside the rows is a prompt of
-600 tokens of text, or one with an image of `side` x `side` patches. What is compared takes turns.
+`silences`: the longest step of an engine whose rows decode, beside text and beside images. `turns`: the first token
+of a second turn about an image, and about as much text. `features`: those of an image by a checkpoint's tower, and
+by mlx-vlm in an environment of its own. `users`: tokens a second, by the clock, of servers of pico-eye that users
+ask about unlike images, all at once. For the first two a random text model of 4 million parameters reads the
+features of a random tower, unless `--model` names a checkpoint. Each request beside the rows is a prompt of 600
+tokens of text, or one with an image of `side` x `side` patches. What is compared takes turns.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ from benchmarks.other_process import ROOT, OtherProcess
 from tools.pico.eye import pictures
 from zmqengine.bench.models.small_models import LLAMA, build_model
 from zmqengine.checkpoint.vision import recipe_of
+from zmqengine.engine.host.backend import on_gpu
 from zmqengine.engine.interface import ModelInfo, RowImage, RowRequest
 from zmqengine.engine.load.open_model import open_model
-from zmqengine.engine.open import find_device, find_ops, kv_kernels
+from zmqengine.engine.open import find_device, find_ops, kv_kernels, open_mlx_engine
 from zmqengine.engine.options import EngineOptions
 from zmqengine.engine.step.mlx_engine import MlxEngine
 from zmqengine.engine.vision.eye import Eye
@@ -61,6 +62,7 @@ TEXT = {
 TEXT_TOKENS = 600
 """A prompt that fills its chunks: the pace bounds those, and pieces of images, in time."""
 HALF = (0.5, 0.5, 0.5)
+clock = time.perf_counter if on_gpu() else time.process_time
 
 
 @dataclass(frozen=True)
@@ -110,16 +112,28 @@ def build_engine(side: int, *, prompt_cache_bytes: int) -> tuple[MlxEngine, Eye]
     return engine, eye
 
 
+def open_checkpoint(directory: Path) -> tuple[MlxEngine, VisionCard]:
+    """The engine of a checkpoint that sees, without a prefix cache; the first turn warms it up."""
+    opened = open_mlx_engine(
+        str(directory), EngineOptions(prompt_cache_bytes=0, rows_max=64, speculate="off")
+    )
+    card = opened.engine.info.vision
+    if card is None:
+        raise click.ClickException(f"{directory} sees no images")
+    return opened.engine, card
+
+
 def request(row: int, side: int, card: VisionCard, *, has_image: bool) -> RowRequest:
     """A prompt of unlike text and, or instead, an image of random pixels."""
     numbers = np.random.default_rng(row)
-    features = (side // 2) ** 2
-    text = numbers.integers(5, 3000, max(TEXT_TOKENS, features + 40)).tolist()
+    features = (side // card.merge) ** 2
+    # Ids of words in any vocabulary.
+    text = numbers.integers(20, 88, max(TEXT_TOKENS, features + 40)).tolist()
     if not has_image:
         return RowRequest(row, text, 2)
     pixels = numbers.bytes(side * side * card.patch_bytes)
     grids = [(side, side)]
-    prompt = [*text[:20], *[TOKEN] * features, *text[20:40]]
+    prompt = [*text[:20], *[card.token] * features, *text[20:40]]
     image = RowImage(image_hash(card.kind, grids, pixels), 20, features, grids, pixels)
     return RowRequest(row, prompt, 2, images=[image])
 
@@ -141,26 +155,26 @@ def measure(
     for _ in range(20):
         engine.next()
     steps_s: list[float] = []
-    made, started_s = 0, time.process_time()
+    made, started_s = 0, clock()
     own = first + rows
     while len(steps_s) < steps:
         own += 1
         engine.insert([request(own, side, card, has_image=has_image)])
         ended = False
         while not ended and len(steps_s) < steps:
-            before_s = time.process_time()
+            before_s = clock()
             result = engine.next()
-            steps_s.append(time.process_time() - before_s)
+            steps_s.append(clock() - before_s)
             ended = any(token.row == own and token.finish for token in result.tokens)
             made += sum(token.row != own for token in result.tokens)
-    seconds = time.process_time() - started_s
+    seconds = clock() - started_s
     engine.remove(range(first, own + 1))
     return Measured(steps_s, made / seconds)
 
 
 @click.group()
 def main() -> None:
-    """Print ratios of processor time."""
+    """Print ratios of processor time, or of time on the clock where a GPU computes."""
 
 
 @main.command()
@@ -168,14 +182,19 @@ def main() -> None:
 @click.option("--steps", default=240, show_default=True, help="Steps beside requests of each kind in a turn.")
 @click.option("--side", default=32, show_default=True, help="Patches a side of an image.")
 @click.option("--turns", default=3, show_default=True)
-def silences(rows: int, steps: int, side: int, turns: int) -> None:
+@click.option("--model", type=click.Path(path_type=Path, exists=True), help="A checkpoint that sees.")
+def silences(rows: int, steps: int, side: int, turns: int, model: Path | None) -> None:
     """Print the longest steps beside both kinds, and their ratio."""
-    engine, eye = build_engine(side, prompt_cache_bytes=0)
+    if model is None:
+        engine, eye = build_engine(side, prompt_cache_bytes=0)
+        card = eye.card
+    else:
+        engine, card = open_checkpoint(model)
     found: dict[str, list[Measured]] = {"text": [], "images": []}
     for turn in range(turns + 1):
         for place, kind in enumerate(found):
             first = 1000 * (2 * turn + place)
-            result = measure(engine, eye.card, first, rows, steps, side, has_image=kind == "images")
+            result = measure(engine, card, first, rows, steps, side, has_image=kind == "images")
             # The first turn warms up, and teaches the pace.
             if turn:
                 found[kind].append(result)
@@ -214,13 +233,13 @@ def second_turns(side: int, repeats: int) -> None:
 
 
 def _first_token_s(engine: MlxEngine, asked: RowRequest) -> float:
-    started_s = time.process_time()
+    started_s = clock()
     seconds = 0.0
     engine.insert([asked])
     ended = False
     while not ended:
         for token in engine.next().tokens:
-            seconds = seconds or time.process_time() - started_s
+            seconds = seconds or clock() - started_s
             ended = ended or token.finish is not None
     return seconds
 
@@ -243,14 +262,14 @@ def features(directories: Sequence[Path], python: str, side: int, repeats: int) 
             for seed in range(repeats + 1):
                 made = other.seconds({"grids": grids, "seed": seed, "features": card.features(grids)})
                 pixels = np.random.default_rng(seed).integers(0, 256, (tile**2, card.patch_bytes), np.uint8)
-                started_s = time.process_time()
+                started_s = clock()
                 job = tower.begin(pixels, grids)
                 while job.step():
                     pass
                 job.features()
                 # The first warms both up.
                 if seed:
-                    found["here"].append(time.process_time() - started_s)
+                    found["here"].append(clock() - started_s)
                     found["mlx-vlm"].append(made)
         here, there = (statistics.median(seconds) for seconds in found.values())
         click.echo(f"{card.kind:12} {here:.3f} s, mlx-vlm {there:.3f} s: {here / there:.2f}")
