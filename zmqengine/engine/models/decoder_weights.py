@@ -40,7 +40,7 @@ class NotOfTheFamily(Exception):
 class Linear(NamedTuple):
     """Weights [outputs, inputs], or [experts, outputs, inputs]; with `bits` they are quantised, and have `scales`.
 
-    `transposed`: a view of the weights as a product needs it, or a dequantised copy of quantised ones.
+    `transposed`: a view of the weights as a product needs it; None for quantised ones.
     """
 
     weight: mx.array

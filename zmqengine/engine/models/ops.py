@@ -214,8 +214,6 @@ class PlainOps:
         found = {"dequantised": multiply_dequantised}
         if rows <= self.quantised_rows_max:
             found = {"product": quantised_product, **found}
-        if linear.transposed is not None:
-            found["copy"] = product
         return found
 
     def unmeasured(self, linear: Linear, rows: int) -> str:
