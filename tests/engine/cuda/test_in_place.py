@@ -19,6 +19,7 @@ from tests.support.in_place import IN_PLACE, model_on_kernels
 from tests.support.kv_kernels import MemoryKernels, device_kernels
 from tests.support.models import VOCAB_SIZE, build_model
 from zmqengine.engine import kv
+from zmqengine.engine.cuda import attention
 from zmqengine.engine.host.backend import on_cuda
 from zmqengine.engine.interface import RowRequest, Sampling
 from zmqengine.engine.kv import kv_batch
@@ -125,11 +126,48 @@ def model_in_place(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[bool]]:
     return model_on_kernels(), writes
 
 
+@pytest.fixture
+def prompts_in_place(monkeypatch: pytest.MonkeyPatch, kernels: Any) -> list[int]:
+    """Has prompts of this model written in place, as those in half precision are; counts of the columns, each time."""
+    if on_cuda():
+        pytest.skip("tensor cores take no float32")
+    counts: list[int] = []
+    own = kv.RowKVCache.wrote_in_place
+
+    def counted(self: Any, count: int, done: mx.array) -> None:
+        counts.append(count)
+        own(self, count, done)
+
+    monkeypatch.setattr(attention, "_by_tensor_cores", lambda dtype, dim: True)
+    monkeypatch.setattr(kernels, "merges_prompts", False)
+    monkeypatch.setattr(kv.RowKVCache, "wrote_in_place", counted)
+    return counts
+
+
+@pytest.mark.usefixtures("arithmetic")
+@pytest.mark.parametrize("chunk", [512, 48])
+def test_prompts_that_begin_alike_do_not_write_into_each_other(
+    model_in_place, kernels, moves, prompts_in_place, chunk
+):
+    """Each appends to arrays of its own, in one chunk or several, after cached tokens or none."""
+    check_tokens(model_in_place[0], kernels, None, prefill_chunk=chunk)
+    layers = IN_PLACE["num_hidden_layers"]
+    assert len(prompts_in_place) >= 16 * layers
+    assert max(prompts_in_place) > 8
+
+
 @pytest.mark.usefixtures("arithmetic")
 @pytest.mark.parametrize("drafts", [None, "waiting"])
 def test_an_engine_makes_the_same_tokens(model_in_place, kernels, moves, drafts):
     """Prompts that begin alike come and go, are parked and taken back, with windows of every width beside."""
     model, writes = model_in_place
+    check_tokens(model, kernels, drafts)
+    assert writes.count(True) > len(writes) / 2
+    assert min(moves.count("within"), moves.count("into")) > 0
+
+
+def check_tokens(model: Any, kernels: Any, drafts: str | None, **options: Any) -> None:
+    """Rows of an engine on `model` have the tokens that MLX's own operations give them."""
     # Of this one no greedy choice is so close that rounding could tip it.
     draw = random.Random(5)
     shared = [draw.randrange(VOCAB_SIZE) for _ in range(150)]
@@ -149,8 +187,9 @@ def test_an_engine_makes_the_same_tokens(model_in_place, kernels, moves, drafts)
     plain.insert(rows)
     finish(plain, wanted)
     known = {(tuple(row.prompt), Row(row, VOCAB_SIZE, 2048).key): wanted.ids(row.row) for row in rows}
-    writes.clear()
-    engine = make_engine(model, kernels=kernels, speculator=speculator(Erring(known)) if drafts else None)
+    engine = make_engine(
+        model, kernels=kernels, speculator=speculator(Erring(known)) if drafts else None, **options
+    )
     run = Run()
     for place, request in enumerate(rows):
         assert engine.insert([request]) == []
@@ -164,8 +203,6 @@ def test_an_engine_makes_the_same_tokens(model_in_place, kernels, moves, drafts)
     finish(engine, run)
     assert run.failures == []
     assert {row.row: run.ids(row.row) for row in rows} == {row.row: wanted.ids(row.row) for row in rows}
-    assert writes.count(True) > len(writes) / 2
-    assert min(moves.count("within"), moves.count("into")) > 0
 
 
 @pytest.mark.usefixtures("arithmetic")
