@@ -36,9 +36,11 @@ _FAMILIES: dict[str, tuple[Any, Callable[..., Any]]] = {
 
 TOKENS_MAX_CPU, TOKENS_MAX_GPU = 2048, 16_384
 """Tokens of a batch. More gain nothing: products of this height use the whole device."""
-REPLAYED_PRODUCTS_MAX = 20_000_000_000
-"""Products of numbers in a layer, of tokens with weights, up to which a GPU replays a padded batch: an H100 makes them
-in about half a millisecond (TF32), and the host takes that long for a layer's operations on texts without padding."""
+REPLAYED_PRODUCTS_MAX = 4_000_000_000
+"""Products of numbers in a layer, of tokens with weights in float32, up to which a GPU replays a padded batch: an H100
+takes 0.12 ms for them at best (67 TFLOP/s), and the host as long for a layer's 20 launches without padding."""
+_HALF_SPEED = 8
+"""Factor of that for weights of fewer bits: tensor cores make 990 TFLOP/s at best, and seldom more than half of it."""
 
 DIFFERENCE_MAX = 0.05
 """Relative difference of vectors, above which replays are not used. Rounding in bfloat16 stays below it; a mask or a
@@ -67,7 +69,9 @@ class TextEncoder:
         if on_gpu:
             arrays: dict[str, mx.array] = dict(tree_flatten(encoder.layers))
             layer_floats = sum(array.size for array in arrays.values()) // len(encoder.layers)
-            tokens_max = min(self.tokens_max, REPLAYED_PRODUCTS_MAX // layer_floats)
+            is_full = any(array.dtype == mx.float32 for array in arrays.values())
+            products_max = REPLAYED_PRODUCTS_MAX * (1 if is_full else _HALF_SPEED)
+            tokens_max = min(self.tokens_max, products_max // layer_floats)
             self._replays = Replays(
                 self._forward,
                 context_tokens=context_tokens,
