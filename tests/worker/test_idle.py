@@ -58,7 +58,7 @@ def test_the_gpu_is_kept_warm_for_a_minute_after_the_last_request(make_harness) 
     idle(harness, 40)
     warmed = calls(harness, "keep_warm")
     assert calls(harness, "release_buffers") == 1
-    idle(harness, 600)
+    idle(harness, 2 * AWAKE_S)
     assert calls(harness, "keep_warm") == warmed
     assert harness.actor._timers._idle.next_s() is None
 
@@ -100,7 +100,7 @@ def test_the_machine_stays_awake_while_requests_run_and_a_minute_longer(make_har
     idle(harness, AWAKE_S)
     assert backend.calls == ["take", "drop"]
     assert harness.shared_status.facts["power_assertion"] == "released"
-    idle(harness, 600)
+    idle(harness, 2 * AWAKE_S)
     serve_one(harness, "again")
     assert backend.calls == ["take", "drop", "take"]
 
