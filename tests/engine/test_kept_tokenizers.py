@@ -83,18 +83,23 @@ def test_a_file_that_does_not_count_is_no_error(
     assert export.calls == 2
 
 
-def test_the_oldest_are_deleted(tmp_path: Path, exported: ExportedTokenizer) -> None:
-    """A user who tries many models keeps the last."""
+def test_those_used_longest_ago_are_deleted(tmp_path: Path, exported: ExportedTokenizer) -> None:
+    """A user who tries many models keeps the last, and the one that is used in between."""
     model, directory = save_model(tmp_path / "model"), tmp_path / "kept"
+    note = model / "note.txt"
     for number in range(FILES_MAX + 2):
-        (model / "note.txt").write_text(str(number))
-        kept_tokenizer(model, Exporting(exported), directory)
-        if number == 0:
-            (first,) = directory.iterdir()
-            os.utime(first, (0, 0))
+        for used in (number, 0):
+            note.write_text(str(used))
+            kept_tokenizer(model, Exporting(exported), directory)
+        for age, file in enumerate(sorted(directory.iterdir(), key=lambda file: -file.stat().st_mtime_ns)):
+            # A file system may tell apart no two times of a test.
+            os.utime(file, (1000 - age, 1000 - age))
     assert len(list(directory.iterdir())) == FILES_MAX
-    assert not first.exists()
-    assert is_kept(model, directory)
+    kept = []
+    for number in range(FILES_MAX + 2):
+        note.write_text(str(number))
+        kept.append(is_kept(model, directory))
+    assert kept == [True, False, False, *[True] * (FILES_MAX - 1)]
 
 
 def test_a_second_start_needs_no_transformers(tmp_path: Path) -> None:

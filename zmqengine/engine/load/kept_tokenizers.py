@@ -36,6 +36,8 @@ def kept_tokenizer(
     with contextlib.suppress(OSError, msgspec.DecodeError):
         kept = msgspec.msgpack.decode(path.read_bytes(), type=ExportedTokenizer)
         if is_whole(kept):
+            # Those that were used longest ago are deleted first.
+            path.touch()
             return kept
     exported = export()
     with contextlib.suppress(OSError):
