@@ -15,6 +15,8 @@ def mlx_embeddings(path):
     import mlx.core as mx
     from mlx_embeddings.utils import load
 
+    # Freed buffers of all lengths would fill a device that the worker shares.
+    mx.set_cache_limit(8 << 30)
     model, tokenizer = load(path)
     tokenizer = getattr(tokenizer, "_tokenizer", tokenizer)
 
