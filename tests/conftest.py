@@ -29,7 +29,15 @@ os.environ.setdefault("ZMQENGINE_CHECK_KV", "1")
 # Sockets of tests lie in their directories, and the path of one has 103 bytes: macOS' own place is too long for it.
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/tmp")
 
+# Several processes share the cores.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 from hypothesis import HealthCheck, settings  # noqa: E402
+
+from zmqengine.engine.host.blas import load_tuned_blas  # noqa: E402
+
+# MLX binds to a BLAS when it is imported: engines of this process compute as those of workers do.
+load_tuned_blas()
 
 # A shared or virtual CPU pauses at will: a slow example is not a failing one.
 _PATIENT: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
