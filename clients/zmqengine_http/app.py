@@ -226,7 +226,8 @@ class _Handled:
         try:
             data = await exchange.read_body(config.body_bytes_max, self._service.bodies)
         except (Overloaded, ApiError):
-            await exchange.discard_body(config.body_bytes_max)
+            # Twice the bound: a body somewhat over it is refused before any of it is read.
+            await exchange.discard_body(2 * config.body_bytes_max)
             raise
         document = json_object(data)
         del data

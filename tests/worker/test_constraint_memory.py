@@ -61,6 +61,11 @@ def error_of(stream: TextStream) -> ZmqEngineError | None:
     return None
 
 
+def is_one_too_many(error: ZmqEngineError | None) -> bool:
+    """Whether a constraint was refused because of those that are there."""
+    return isinstance(error, Overloaded) and "those of other requests take" in str(error)
+
+
 def test_hostile_constraints_stay_within_their_share_of_the_memory() -> None:
     """One that is too large is refused, as is one too many; those that grow end alone, the largest first.
 
@@ -83,9 +88,7 @@ def test_hostile_constraints_stay_within_their_share_of_the_memory() -> None:
         # Each alone fits.
         several = [client.generate("Once", constraint=LONG, max_tokens=60) for _ in range(3)]
         errors = [error_of(stream) for stream in several]
-        assert any(
-            isinstance(error, Overloaded) and "those of other requests take" in str(error) for error in errors
-        )
+        assert any(map(is_one_too_many, errors))
         assert None in errors
         wait_until(lambda: numbers()["constraint_bytes"] == 0, "memory stays")
 
@@ -102,8 +105,11 @@ def test_hostile_constraints_stay_within_their_share_of_the_memory() -> None:
             now = numbers()
             assert sum(now[part] for part in PARTS) <= LIMIT_BYTES
         ended = [str(error) for error in errors if isinstance(error, ConstraintFailed)]
-        # However fast the machine is: a row alone passes the bound before 300 tokens.
-        assert 2 <= len(ended) == len(errors) - errors.count(None), errors
+        # However fast the machine is: a row alone passes the bound before 300 tokens. The last ones may come when the
+        # first have passed it.
+        refused = sum(map(is_one_too_many, errors))
+        assert len(ended) >= 2
+        assert len(ended) + refused + errors.count(None) == len(errors), errors
         # It is looked at ten times a second: by how much they pass it depends on the machine.
         assert all(bytes_max < int(re.findall("requests take ([0-9]+) bytes", each)[0]) for each in ended)
         assert simple.read().finish == "stop"
