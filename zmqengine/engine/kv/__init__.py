@@ -43,9 +43,9 @@ copy that would be hardly smaller, so rows of few bytes are not moved.
 4. A row is read at its current index. Indices of rows are valid until rows join or leave: `keep_rows` returns the new
 order, and an older `BatchRow` is refused.
 
-A row in prefill has arrays of its own (`RowKVCache`), allocated once with room for its prompt, and only ever appends
-to them: nobody else writes there, and who reads earlier columns is not disturbed. So rules 1 and 3 are all that it
-needs: `has_room` keeps the first, and the arrays that `wrote_in_place` leaves depend on the write, for the other.
+A row in prefill has arrays of its own (`RowKVCache`), allocated once with room for its prompt, and only appends to
+them: there is no other writer, and readers of earlier columns are not disturbed. So only rules 1 and 3 apply.
+`has_room` keeps rule 1; for rule 3, the arrays that `wrote_in_place` leaves depend on the write.
 
 `KVBatch` keeps rules 2 and 4, `RaggedKVCache.can_write_here` rule 1. With ZMQENGINE_CHECK_KV=1, as in tests, rule 2 is
 asserted for every row and column (`generations.py`). A model that is stepped several times before its first step is

@@ -14,10 +14,9 @@ from zmqengine.engine.row import Caches
 
 
 class RowKVCache(KVCache):
-    """mlx-lm's cache of one layer of one row, whose arrays may be this row's alone, so that a kernel may append to
-    them.
+    """mlx-lm's cache of one layer of one row, with arrays that may be this row's own: a kernel may append to those.
 
-    `room_wanted`: columns that the prompt will need, so that the arrays are allocated once.
+    `room_wanted`: columns of the whole prompt, so that the arrays are allocated once.
     """
 
     keys: Any
@@ -39,7 +38,7 @@ class RowKVCache(KVCache):
         self.keys, self.values, self._own_keys = keys, values, keys
 
     def wrote_in_place(self, count: int, done: mx.array) -> None:
-        """Note that `count` columns are written by the computation of `done`: who reads the arrays waits for it."""
+        """Note that the computation of `done` writes `count` columns; readers of the arrays depend on it."""
         self.own(*mx.depends([self.keys, self.values], [done]))
         self.offset += count
 
