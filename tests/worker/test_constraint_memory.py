@@ -85,8 +85,8 @@ def test_hostile_constraints_stay_within_their_share_of_the_memory() -> None:
         beside = client.generate("Once", max_tokens=150, ignore_eos=True)
         with pytest.raises(NeverFits, match=f"the worker has {bytes_max:.0f} for constraints"):
             client.generate("Once", constraint=Constraint("regex", "." * 60_000)).read()
-        # Each alone fits.
-        several = [client.generate("Once", constraint=LONG, max_tokens=60) for _ in range(3)]
+        # Each alone fits, and runs for longer than the next one is compiled.
+        several = [client.generate("Once", constraint=LONG, max_tokens=300) for _ in range(4)]
         errors = [error_of(stream) for stream in several]
         assert any(map(is_one_too_many, errors))
         assert None in errors
