@@ -234,10 +234,18 @@ class Launcher:
         self._acting = True
         try:
             now_s = time.monotonic()
+            grants: list[GrantRequest] = []
             while not self._stopping.is_set() and (decisions := self._fleet.advance(now_s)):
                 for decision in decisions:
-                    self._carry_out(decision)
+                    if isinstance(decision, GrantRequest):
+                        grants.append(decision)
+                    else:
+                        self._carry_out(decision)
+            # Before the grants: a front-end that may use a model knows that it is loaded.
             self._control.tell_changes()
+            for grant in grants:
+                address = self._offer.entries[grant.name].config.endpoints.ctl
+                self._control.grant(grant.ticket, grant.name, address)
         finally:
             self._acting = False
         if self._timer is not None:
@@ -260,8 +268,6 @@ class Launcher:
             case KillWorker(name):
                 log.error("a worker did not end: killing it", extra={"model": name})
                 self._followers[name].child.send(signal.SIGKILL)
-            case GrantRequest(ticket, name):
-                self._control.grant(ticket, name, self._offer.entries[name].config.endpoints.ctl)
             case RefuseRequest(ticket, error):
                 self._control.refuse(ticket, error)
 
