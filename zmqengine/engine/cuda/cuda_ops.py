@@ -61,7 +61,7 @@ class CudaOps(PlainOps):
         )
 
     def padded(self, tokens: int) -> int:
-        """See `Ops`. Up to an eighth more, in multiples of the height of cuBLAS's tiles.
+        """See `Ops`. One of four sizes between two powers of two, and a multiple of the height of cuBLAS's tiles.
 
         MLX reuses a freed buffer only for about the same size, and chunks have all sizes: 480 allocations and releases
         a step took 8 ms of the host's time.
@@ -108,20 +108,15 @@ class CudaOps(PlainOps):
             (product,) = qkv
             offsets = offset if isinstance(offset, mx.array) else _position(offset)
             width = product.shape[-2] // offsets.shape[0]
-            if type(cache) is kv.RowKVCache and cache.has_room(width) and _appends(heads, width):
+            is_row = type(cache) is kv.RowKVCache and cache.has_room(width) and _appends(heads, width)
+            if is_row or (type(cache) is kv.RaggedKVCache and cache.can_write_here(width, heads.dtype)):
                 queries = between_products.rotate_into(
                     heads, product, offsets, width, cache.keys, cache.values, mask.stop
                 )
                 attended = attention.ragged_attention(queries, cache.keys, cache.values, mask, heads.scale)
-                cache.wrote_in_place(width, queries)
-                return attended
-            if type(cache) is kv.RaggedKVCache and cache.can_write_here(width, heads.dtype):
-                queries = between_products.rotate_into(
-                    heads, product, offsets, width, cache.keys, cache.values, mask.stop
-                )
-                begins = cache.wrote_in_place()
-                attended = attention.ragged_attention(queries, cache.keys, cache.values, mask, heads.scale)
-                if begins:
+                if is_row:
+                    cache.wrote_in_place(width, queries)
+                elif cache.wrote_in_place():
                     kv.start(attended)
                 return attended
             qkv = between_products.rotate(heads, product, offsets, width)
