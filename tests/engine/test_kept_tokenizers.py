@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.models import save_model
+from tests.support.processes import two_starts
 from zmqengine.engine.load import kept_tokenizers
 from zmqengine.engine.load.kept_tokenizers import FILES_MAX, is_kept, kept_tokenizer
 from zmqengine.engine.load.loader import load
@@ -110,16 +109,6 @@ def test_a_second_start_needs_no_transformers(tmp_path: Path) -> None:
         "from zmqengine.pico import model_path\n"
         "print(load(str(model_path('pico-tools'))).tokenizer.hash, 'transformers' in sys.modules)\n"
     )
-    told = [
-        subprocess.run(
-            [sys.executable, "-c", script],
-            env=os.environ | {"ZMQENGINE_CACHE_DIR": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.split()
-        for _ in range(2)
-    ]
-    (first, imported), (then, imported_then) = told
+    (first, imported), (then, imported_then) = two_starts(script, tmp_path)
     assert then == first
     assert (imported, imported_then) == ("True", "False")

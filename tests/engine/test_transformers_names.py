@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.processes import two_starts
 from zmqengine.engine.models.transformers_names import Structure, keep
 
 FOUND: Structure = {
@@ -74,17 +72,7 @@ def test_an_import_of_mlx_lm_reads_the_kept_names(tmp_path: Path) -> None:
         "import transformers, zlib\n"
         "print(sum('/modeling_' in path for path in opened), zlib.crc32(repr(sorted(dir(transformers))).encode()))\n"
     )
-    told = [
-        subprocess.run(
-            [sys.executable, "-c", script],
-            env=os.environ | {"ZMQENGINE_CACHE_DIR": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.split()
-        for _ in range(2)
-    ]
-    (read_first, names_first), (read_then, names_then) = told
+    (read_first, names_first), (read_then, names_then) = two_starts(script, tmp_path)
     assert int(read_first) > 100
     assert int(read_then) < 10
     assert names_then == names_first

@@ -15,7 +15,7 @@ import msgspec
 
 from zmqengine.engine.load import tokenizer_export
 from zmqengine.engine.load.tokenizer_export import ExportedTokenizer, is_whole
-from zmqengine.paths import cache_directory, replace_file
+from zmqengine.paths import cache_directory, replace_file, signature_of
 
 FILES_MAX = 8
 """Maximum tokenizers on disk, as of front-ends (zmqengine_client/text/tokenizer_cache.py)."""
@@ -36,7 +36,7 @@ def kept_tokenizer(
     with contextlib.suppress(OSError, msgspec.DecodeError):
         kept = msgspec.msgpack.decode(path.read_bytes(), type=ExportedTokenizer)
         if is_whole(kept):
-            # Those that were used longest ago are deleted first.
+            # The least recently used files are deleted first.
             path.touch()
             return kept
     exported = export()
@@ -56,15 +56,10 @@ def _path(model: Path, directory: Path | None) -> Path:
     whole = hashlib.blake2b(digest_size=16)
     for package in _PACKAGES:
         spec = find_spec(package)
-        whole.update(_sign(Path(spec.origin)) if spec is not None and spec.origin else b"-")
-    whole.update(_sign(Path(tokenizer_export.__file__)))
+        signature = signature_of(Path(spec.origin)) if spec is not None and spec.origin else "-"
+        whole.update(signature.encode())
+    whole.update(signature_of(Path(tokenizer_export.__file__)).encode())
     for file in sorted(file for file in model.rglob("*") if file.suffix in _SUFFIXES and file.is_file()):
         content = file.read_bytes()
         whole.update(f"{file.relative_to(model)} {len(content)} ".encode() + content)
     return (directory or cache_directory() / "exports") / f"{whole.hexdigest()}.msgpack"
-
-
-def _sign(file: Path) -> bytes:
-    """A release that was installed again has another one."""
-    about = file.stat()
-    return f"{file} {about.st_mtime_ns} {about.st_ctime_ns} {about.st_size} ".encode()

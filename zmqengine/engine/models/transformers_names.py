@@ -16,7 +16,7 @@ from types import ModuleType
 
 import msgspec
 
-from zmqengine.paths import cache_directory, replace_file
+from zmqengine.paths import cache_directory, replace_file, signature_of
 
 _MODULE = "transformers.utils.import_utils"
 _FUNCTION = "define_import_structure"
@@ -75,8 +75,7 @@ def keep(
     def find_or_read(module_path: str | Path, prefix: str | None = None) -> Structure:
         if Path(module_path) not in (models, models / "__init__.py"):
             return find(module_path, prefix)
-        about = (package / "__init__.py").stat()
-        of = f"{package} {about.st_mtime_ns} {about.st_ctime_ns} {about.st_size}"
+        of = signature_of(package / "__init__.py")
         path = kept_in / f"transformers-{prefix or 'models-alone'}.msgpack"
         try:
             kept = msgspec.msgpack.decode(path.read_bytes(), type=_KeptNames)
