@@ -115,7 +115,7 @@ def build_engine(side: int, *, prompt_cache_bytes: int) -> tuple[MlxEngine, Eye]
 def open_checkpoint(directory: Path) -> tuple[MlxEngine, VisionCard]:
     """The engine of a checkpoint that sees, without a prefix cache; the first turn warms it up."""
     opened = open_mlx_engine(
-        str(directory), EngineOptions(prompt_cache_bytes=0, rows_max=64, speculate="off")
+        str(directory), EngineOptions(prompt_cache_bytes=0, rows_max=64, speculate="off", warm_up_s=0)
     )
     card = opened.engine.info.vision
     if card is None:
