@@ -25,9 +25,9 @@ from zmqengine.engine.embedding.replay import Replays, rounded
 from zmqengine.engine.interface import TextsRequest, VectorEngine
 
 THEIR_OPERATIONS = 343
-"""Of one text through mlx-embeddings 0.1.0, a BERT of six layers in float32, where a norm is one operation."""
+"""MLX operations of mlx-embeddings 0.1.0 for one text, by a BERT of six layers in float32; a norm counts as one."""
 THEIR_CALLS = 467
-"""Calls of Python for them."""
+"""Python calls of mlx-embeddings that build them."""
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_vectors_of_jinas_padded_texts_are_those_of_the_paper(act: str, heads: i
 def test_padded_texts_have_the_vectors_of_texts_without_padding(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of every length up to the longest that the model knows, whose padding would have no positions."""
+    """Lengths up to the model's context, where padding would have no positions."""
     given = case(name)
     output: Any = "score" if given["pooling"] is None else "embedding"
     (tmp_path / "a").mkdir()
@@ -160,7 +160,7 @@ def operations(*arrays: mx.array) -> int:
 
 
 def calls_of(work: Callable[[], Any]) -> tuple[Any, int]:
-    """What `work` returns, and the calls of Python's and of C's functions in it."""
+    """The result of `work`, and the number of Python and C functions that it calls."""
     calls = 0
 
     def count(frame: FrameType, event: str, argument: object) -> None:
@@ -244,7 +244,7 @@ def test_a_batch_that_fills_the_device_is_not_padded(
 
 
 class Launches(CountedModel):
-    """A model that notes what is launched and read, in order."""
+    """A model that records the order of its launches and reads."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock, 1e-6, 16)
@@ -280,7 +280,7 @@ def test_a_batch_is_launched_before_the_one_before_it_is_read() -> None:
 
 
 def test_a_batch_in_flight_is_dropped_with_its_row_and_at_a_reset() -> None:
-    """What comes later is not theirs."""
+    """Its vectors go to no later row."""
     model = Launches(clock := Clock())
     late = EmbeddingEngine(model, INFO, clock=clock, reads_late=True)
     late.embed([TextsRequest(0, [[1] * 16])])

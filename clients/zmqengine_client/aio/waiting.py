@@ -19,7 +19,7 @@ async def off_loop_unless(
     *args: ParametersT.args,
     **kwargs: ParametersT.kwargs,
 ) -> ResultT:
-    """Call in a thread, but what is `short` in place: it blocks the loop for no longer than the way there and back."""
+    """Call in a thread; a `short` call in place, which blocks the loop no longer than the two thread switches."""
     return function(*args, **kwargs) if short else await off_loop(function, *args, **kwargs)
 
 

@@ -159,5 +159,5 @@ def pair_source(query: str, documents: Sequence[str]) -> TextSource:
 
 
 def _characters(text: object) -> int:
-    # What is neither may be long, or an error.
+    # An object of another type may be long, or an error.
     return len(text) if isinstance(text, str | list) else SHORT_CHARACTERS + 1

@@ -69,8 +69,8 @@ class EmbeddingEngine:
 
     A step computes one batch, whose size follows the measured speed as that of prefill chunks does. A text that takes
     longer by itself goes on in the next step: after a layer, or several. `step_s`: target of the time of a step, for
-    which a new row waits; 0 for no limit. On a GPU (`reads_late`) vectors are read in the next step, after it has
-    launched what came meanwhile: the device computes while the host publishes, receives and builds.
+    which a new row waits; 0 for no limit. On a GPU (`reads_late`) the next step launches its batch before it
+    reads these vectors: the device computes while the host publishes, receives and builds.
     """
 
     def __init__(
