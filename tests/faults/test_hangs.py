@@ -22,7 +22,8 @@ def test_a_pass_that_never_ends_is_a_pause(
     # Each life of the worker makes 40 steps; the streams need three. A step takes as long as on a small model, so that
     # a life sends tokens before it ends: one that ends at once takes those along that the socket has not sent.
     fake = FakeEngineConfig(step_ms=5.0, faults=(FakeFault(place="next", action=action, index=40),))
-    # A fault that spins holds the interpreter lock for ten time-outs. A pass that a busy machine delays costs a restart.
+    # A fault that spins holds the interpreter lock for ten time-outs; a pass that a busy machine delays costs a
+    # restart.
     worker = make_worker(
         fake, pass_timeout_s=0.2, restart_wait_ms=1, restart_wait_max_ms=1, restarts_max=10_000
     )
