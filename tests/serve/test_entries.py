@@ -85,6 +85,7 @@ def test_the_workers_divide_the_memory_of_the_list(tmp_path: Path) -> None:
         ("[[model]]\nname = 'a'\npath = 'pico'\noptions = { bind = 'x' }", "bind"),
         ("[[model]]\nname = 'a'\npath = 'pico'\n[[model]]\nname = 'a'\npath = 'pico'", "two of this name"),
         ("[[model]]\nname = 'a'\npath = '/nowhere'", "no directory"),
+        ("[[model]]\nname = 'a'\npath = './nowhere'", "no directory ./nowhere"),
         ("[[model]]\nname='a'\npath='pico'\naliases=['b']\n[[model]]\nname='b'\npath='pico'", "alias 'b'"),
         ("memory = 'much'", "models.toml: memory: 'much' is not a size"),
         ("memory = 0", "memory"),

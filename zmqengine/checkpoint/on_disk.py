@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from zmqengine.errors import ModelLoadError
 
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-"""OWNER/NAME."""
+HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+"""OWNER/NAME; what begins with a dot is a path."""
 
 
 class Found(NamedTuple):
