@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import zmq
 
-from zmqengine.errors import AnswerTimeout, NotReady, WorkerLost, ZmqEngineError, from_code
+from zmqengine.errors import AnswerTimeout, ModelLoadError, NotReady, WorkerLost, ZmqEngineError, from_code
 from zmqengine.protocol.codec import encode
 from zmqengine.protocol.launcher import (
     FreeModel,
@@ -43,6 +43,7 @@ LINGER_MS = 100
 
 ReplyT = TypeVar("ReplyT")
 OnProgress = Callable[[ModelProgress], None]
+OnLost = Callable[[ZmqEngineError], None]
 
 
 @dataclass(slots=True)
@@ -50,6 +51,7 @@ class _Want:
     request: WantModel
     granted: asyncio.Future[ModelAddress]
     on_progress: OnProgress | None = None
+    on_lost: OnLost | None = None
 
 
 @dataclass(slots=True)
@@ -122,14 +124,19 @@ class AsyncLauncher:
         timeout_s: float = WANT_S,
         keep_alive_s: float | None = None,
         on_progress: OnProgress | None = None,
+        on_lost: OnLost | None = None,
     ) -> tuple[int, ModelAddress]:
         """Wait until a model is ready; it stays until `free` is called with the number that is returned.
 
+        `on_lost` is called with the reason if the worker dies later and cannot be started again.
         Raises `UnknownModel`, `NeverFits`, `ModelLoadError`, `Overloaded`, or `NotReady` when the time is over.
         """
         call = next(self._calls)
         want = _Want(
-            WantModel(call, model, keep_alive_s), asyncio.get_running_loop().create_future(), on_progress
+            WantModel(call, model, keep_alive_s),
+            asyncio.get_running_loop().create_future(),
+            on_progress,
+            on_lost,
         )
         self._wants[call] = want
         self._send(want.request)
@@ -219,17 +226,25 @@ class AsyncLauncher:
         elif isinstance(message, ModelChanges):
             if call in self._watches:
                 self._watches[call].changes.put_nowait(message)
-        elif want is not None and not want.granted.done():
-            if isinstance(message, ModelAddress):
+        elif want is not None and isinstance(message, Rejected):
+            self._refused(call, want, _error(message))
+        elif want is not None:
+            if isinstance(message, ModelAddress) and not want.granted.done():
                 want.granted.set_result(message)
-            elif isinstance(message, Rejected):
-                want.granted.set_exception(_error(message))
         elif call in self._answers and not self._answers[call].done():
             answer = self._answers[call]
             if isinstance(message, Rejected):
                 answer.set_exception(_error(message))
             else:
                 answer.set_result(message)
+
+    def _refused(self, call: int, want: _Want, error: ZmqEngineError) -> None:
+        del self._wants[call]
+        if not want.granted.done():
+            want.granted.set_exception(error)
+        elif want.on_lost is not None and isinstance(error, ModelLoadError):
+            # Of any other reason, such as a list without the model, the worker finishes what runs.
+            want.on_lost(error)
 
     def _ask_again(self) -> None:
         """Send grants and pending requests again: another launcher does not know them."""

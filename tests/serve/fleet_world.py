@@ -193,7 +193,10 @@ class World:
                 self._running.setdefault(name, set()).add(ticket)
                 self.after(self._lasts[ticket], lambda: self._done(ticket, name))
             case RefuseRequest(ticket, error):
-                self._outcome(ticket)
+                if ticket in self.granted:
+                    self._lost(ticket)
+                else:
+                    self._outcome(ticket)
                 self.refused[ticket] = error
             case _:
                 raise AssertionError(decision)
@@ -221,6 +224,15 @@ class World:
     def _outcome(self, ticket: int) -> None:
         assert ticket not in self.granted.keys() | self.refused.keys(), "two outcomes"
         assert ticket not in self.released, "an outcome after the end"
+
+    def _lost(self, ticket: int) -> None:
+        """A request that runs ends only where no worker of its model comes back."""
+        assert ticket not in self.released, "an outcome after the end"
+        (name,) = (name for name, running in self._running.items() if ticket in running)
+        assert name not in self._alive
+        assert self.state(name) == "failed", "a running request would be ended"
+        self._running[name].remove(ticket)
+        self.released.add(ticket)
 
     def _loaded(self, life: Life) -> None:
         if life.ended_s is not None or life.drained_s is not None:

@@ -6,11 +6,12 @@ import asyncio
 import threading
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from tests.serve.launching import LauncherProcess, entry_of, fake, toml, wait_for
 from tests.support.workers import START_S
-from zmqengine.errors import NeverFits, NotReady, UnknownModel, WorkerLost
+from zmqengine.errors import ModelLoadError, NeverFits, NotReady, UnknownModel, WorkerLost
 from zmqengine_client import AsyncClient, Client, ClientEvent
 
 
@@ -141,3 +142,30 @@ def test_two_clients_of_two_models_that_do_not_fit_both_finish(launched: Launche
     for thread in threads:
         thread.join(START_S)
     assert made == {"a": 20, "b": 20}
+
+
+def test_a_stream_ends_with_the_reason_when_its_model_fails() -> None:
+    """Nobody starts its worker again. It waited for one for a minute, and was told to start it. Loaded by command, the
+    model serves the same client again."""
+    models = toml({"a": {**fake(1, step_ms=20), "restarts-max": 1}}, memory="8G")
+    with LauncherProcess(models) as launched:
+
+        async def run() -> None:
+            async with (
+                launched.client() as launcher,
+                AsyncClient(launched.address, model="a", worker_lost_timeout_s=10 * START_S) as client,
+            ):
+                stream = client.generate_tokens([1], max_tokens=4_000, ignore_eos=True)
+                await anext(stream)
+                pid = (await entry_of(launcher, "a")).pid
+                assert pid is not None
+                psutil.Process(pid).kill()
+                with pytest.raises(
+                    ModelLoadError, match="a failed to load: its worker was killed by SIGKILL"
+                ):
+                    await asyncio.wait_for(stream.read(), START_S)
+                await launcher.load("a")
+                again = client.generate_tokens([1], max_tokens=2)
+                assert len([token async for chunk in again for token in chunk.tokens]) == 2
+
+        asyncio.run(run())

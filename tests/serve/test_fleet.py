@@ -294,6 +294,19 @@ def test_a_model_that_fails_five_times_is_left_alone_with_its_reason() -> None:
     assert world.state("a") == "ready"
 
 
+def test_a_request_that_runs_is_refused_when_its_model_fails() -> None:
+    """It would wait for a worker that never comes."""
+    world = World(10, [facts("a", 4, restarts_max=1)])
+    running = world.request("a", lasts_s=100)
+    world.run(3)
+    assert running in world.granted
+    world.crash("a")
+    world.run(4)
+    assert world.state("a") == "failed"
+    assert isinstance(world.refused[running], ModelLoadError)
+    assert not world.fleet.models["a"].holds
+
+
 def test_a_worker_that_has_served_and_dies_is_started_again_in_its_place() -> None:
     world = World(10, [facts("a", 6), facts("b", 6)])
     world.request("a", lasts_s=100)

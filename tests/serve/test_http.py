@@ -317,6 +317,34 @@ def test_a_storm_over_two_models_is_answered_with_a_swap_a_spell() -> None:
         assert 2 <= len(lines) <= 6, lines
 
 
+def test_requests_end_with_the_reason_when_their_model_fails() -> None:
+    """A stream whose worker dies for good, and requests that were granted it meanwhile: none waits for another one."""
+    port = free_port()
+    models = toml({"a": {**fake(1, step_ms=20), "restarts-max": 1}}, memory="8G")
+    with (
+        LauncherProcess(models, "--port", str(port), http=True) as launched,
+        ThreadPoolExecutor(4) as threads,
+    ):
+        site = Site(launched, port)
+        site.wait_up()
+        assert site.complete("a").status == 200
+        long = {"model": "a", "prompt": [1], "max_tokens": 4_000, "ignore_eos": True}
+        plain = threads.submit(site.call, "POST", "/v1/completions", long)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=START_S)
+        with contextlib.closing(connection):
+            connection.request("POST", "/v1/completions", json.dumps({**long, "stream": True}))
+            stream = connection.getresponse()
+            assert stream.readline().startswith(b"data: ")
+            for process in launched.all_processes():
+                if process.cmdline()[-1] == "zmqengine.worker":
+                    process.kill()
+            late = threads.submit(site.complete, "a")
+            last = stream.read().rsplit(b"data: ", 1)[1]
+        assert "killed by SIGKILL" in json.loads(last)["error"]["message"]
+        for answer in (plain.result(START_S), late.result(START_S)):
+            assert (answer.status, answer.json["error"]["code"]) == (503, "model_load")
+
+
 def test_a_request_that_waits_too_long_is_told_when_to_come_again() -> None:
     port = free_port()
     models = toml({"a": fake(6), "b": fake(6, **SLOW)}, memory="8G")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,8 @@ import msgspec
 WORDS_BYTES = 16_384
 """Bytes at the end of a log that are searched for its last line."""
 WORDS_CHARS = 400
+NEWS = re.compile(r"[0-9:.]+ info ")
+"""The start of a line that tells of no failure: the last one of a process that was killed."""
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -71,14 +74,14 @@ class Child:
                 os.utime(path)
 
     def last_words(self) -> str:
-        """The last line of its log that is not blank; empty without one."""
+        """The last line of its log that may say why it ended; empty without one."""
         try:
             with self.log.open("rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - WORDS_BYTES))
                 lines = file.read().decode(errors="replace").splitlines()
         except OSError:
             return ""
-        said = [line.strip() for line in lines if line.strip()]
+        said = [line.strip() for line in lines if line.strip() and not NEWS.match(line)]
         return said[-1][:WORDS_CHARS] if said else ""
 
 

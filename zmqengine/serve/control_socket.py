@@ -130,9 +130,10 @@ class ControlSocket:
             self._say_granted(ticket)
 
     def refuse(self, ticket: int, error: ZmqEngineError) -> None:
-        """Tell a request that it cannot have its model."""
+        """Tell a request that it cannot have its model, or has it no more."""
         if ticket in self._calls:
             route, call = self._calls.pop(ticket)
+            self._granted.pop(ticket, None)
             peer = self._peers[route]
             peer.tickets.pop(call, None)
             self._leave(peer)

@@ -25,6 +25,7 @@ from math import inf
 
 from zmqengine.errors import ModelLoadError, NeverFits, Overloaded, UnknownModel, ZmqEngineError
 from zmqengine.serve.model import FleetFacts, FleetModel
+from zmqengine.worker.process.supervisor import how_it_ended
 
 LOOK_EVERY_S = 1.0
 """Seconds between two status requests to a model that is to be unloaded."""
@@ -86,7 +87,7 @@ class Fleet:
     """All models and their state. Each event has the time; `advance` returns the decisions that follow.
 
     A ticket is a number chosen by the caller, one for each request. It is granted or refused exactly once, unless it is
-    released before.
+    released before. A granted one is refused if its model fails: no worker comes back for it.
     """
 
     def __init__(self, budget_bytes: int) -> None:
@@ -295,8 +296,8 @@ class Fleet:
         if model.facts.never:
             return ModelLoadError(f"{name} cannot be loaded here: {model.facts.never}")
         if model.state == "failed":
-            ended = "" if model.exit_code is None else f" (exit code {model.exit_code})"
-            return ModelLoadError(f"{name} failed to load{ended}: {model.message or 'its log says why'}")
+            ended = "" if model.exit_code is None else f": its worker {how_it_ended(model.exit_code)}"
+            return ModelLoadError(f"{name} failed to load{ended}: {model.message or 'its log says more'}")
         pinned_bytes = sum(
             self.need(each)
             for each in self.models.values()
@@ -333,17 +334,20 @@ class Fleet:
 
     def _refuse_hopeless(self, decisions: list[Decision]) -> None:
         for model in self.models.values():
-            wishes = model.waiting or model.wanted_s is not None
+            # Requests that run wait for the next worker, and a model that has failed gets none.
+            lost = model.holds if model.state == "failed" else set[int]()
+            wishes = model.waiting or model.wanted_s is not None or lost
             if not wishes or model.is_loaded:
                 continue
             refusal = self.refusal(model)
             if refusal is not None:
                 model.wanted_s = None
-                for ticket in list(model.waiting):
+                for ticket in (*model.waiting, *lost):
                     decisions.append(RefuseRequest(ticket, refusal))
                     del self._tickets[ticket]
                 model.waiting.clear()
                 model.keeps.clear()
+                lost.clear()
 
     def _leaving(self, now_s: float) -> set[str]:
         """Models to be unloaded whether others wait or not: by command, after their idle time, or replaced."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zmqengine.errors import NotAuthorized, WorkerLost, ZmqEngineError
+from zmqengine.errors import ModelLoadError, NotAuthorized, WorkerLost, ZmqEngineError
 from zmqengine.protocol.codec import control_reply_decoder, output_decoder
 from zmqengine.protocol.messages import Fatal, Granted, TokenFrame, Watermark
 from zmqengine_client.core.connection import SessionConfig
@@ -107,11 +107,15 @@ class ClientSession:
         """Whether the sockets can be closed."""
         return self.connection.phase is Phase.CLOSED
 
-    def abandon(self, error: ZmqEngineError, now: float) -> None:
-        """End everything with `error` at once: the half that drives the session has failed."""
+    def fail(self, error: ZmqEngineError) -> None:
+        """End every request and call with `error` at once: no worker will answer them."""
         self._end_waiting(error)
         self._live.fail_all(error)
         self._control.close(error)
+
+    def abandon(self, error: ZmqEngineError, now: float) -> None:
+        """As `fail`, for good: the half that drives the session has failed."""
+        self.fail(error)
         self.connection.close(now)
 
     # --- from the sockets ----------------------------------------------------------------------------------
@@ -178,7 +182,10 @@ class ClientSession:
     def _receive_launcher(self, frames: Sequence[bytes], now: float) -> None:
         assert self._gate is not None
         error = self._gate.receive(frames, now)
-        if error is not None:
+        if isinstance(error, ModelLoadError):
+            # What runs waits for the next worker, and none comes.
+            self.fail(error)
+        elif error is not None:
             self._end_waiting(error)
         elif self._gate.is_open:
             for item in self._gate.take():

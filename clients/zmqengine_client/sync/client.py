@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from zmqengine.errors import ZmqEngineError
 from zmqengine.protocol.addresses import resolve
 from zmqengine.protocol.launcher import launcher_at
 from zmqengine.protocol.messages import (
@@ -114,6 +115,10 @@ class Client:
         """Abort running requests, say bye, close the sockets. Idempotent; takes at most two seconds."""
         self._preparation.cancel()
         self._driver.close()
+
+    def fail(self, error: ZmqEngineError) -> None:
+        """End every request and call with `error`: of a worker that is known not to come back."""
+        self._driver.post(lambda now: self._session.fail(error))
 
     # --- the worker ----------------------------------------------------------------------------------------
 

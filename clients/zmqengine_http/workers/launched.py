@@ -8,8 +8,8 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 
 from zmqengine.protocol.launcher import ModelChanges, ModelEntry
-from zmqengine_client.errors import UnknownModel
-from zmqengine_client.launcher import AsyncLauncher
+from zmqengine_client.errors import UnknownModel, ZmqEngineError
+from zmqengine_client.launcher import AsyncLauncher, OnLost
 from zmqengine_http.serving.errors import ApiError, bad_field, no_worker
 from zmqengine_http.serving.exchange import Scope
 from zmqengine_http.workers.pool import LOADED_MODEL, Pool
@@ -91,14 +91,29 @@ class LaunchedModels:
         """Load the model if need be; it is not unloaded for another one before the end.
 
         Raises a 404 with names that are spelt alike, a 503 with Retry-After when the bound on waiting is over, or the
-        launcher's refusal.
+        launcher's refusal. If the worker dies and cannot be started again, the requests there end with the reason.
         """
         name = self.name_of(wanted)
         call: int | None = None
+        worker: PooledWorker | None = None
+        lost: list[ZmqEngineError] = []
+
+        def lose(error: ZmqEngineError) -> None:
+            lost.append(error)
+            if worker is not None:
+                worker.fail(error)
+
         try:
-            call, name = await self._want(name, keep_alive_s, waiting)
+            call, name = await self._want(name, keep_alive_s, waiting, lose)
             worker = self._follow(name)
-            await worker.wait_ready(self._wait_s)
+            until_s = asyncio.get_running_loop().time() + self._wait_s
+            while not worker.ready:
+                if lost:
+                    raise lost[0]
+                if asyncio.get_running_loop().time() >= until_s:
+                    raise no_worker(name)
+                await worker.wait_ready(LOOK_S)
+                await waiting()
             yield worker
         finally:
             if call is not None:
@@ -126,10 +141,12 @@ class LaunchedModels:
 
     # --- the launcher --------------------------------------------------------------------------------------
 
-    async def _want(self, name: str, keep_alive_s: float | None, waiting: Waiting) -> tuple[int | None, str]:
+    async def _want(
+        self, name: str, keep_alive_s: float | None, waiting: Waiting, on_lost: OnLost
+    ) -> tuple[int | None, str]:
         """The number to free the model by, and its name. Without a launcher a loaded model has no number."""
         asking = asyncio.ensure_future(
-            self.launcher.want(name, timeout_s=self._wait_s, keep_alive_s=keep_alive_s)
+            self.launcher.want(name, timeout_s=self._wait_s, keep_alive_s=keep_alive_s, on_lost=on_lost)
         )
         try:
             while not asking.done():

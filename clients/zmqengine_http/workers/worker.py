@@ -15,7 +15,6 @@ from zmqengine_client.errors import BadRequest, ZmqEngineError
 from zmqengine_client.pause import Pause
 from zmqengine_client.text.tokenizer import Tokenizer
 from zmqengine_http.serving import logs
-from zmqengine_http.serving.errors import no_worker
 from zmqengine_http.tool_calls import Markers, find_markers
 
 
@@ -101,14 +100,16 @@ class PooledWorker:
         return self._client
 
     async def wait_ready(self, wait_s: float) -> None:
-        """Wait until it takes requests, probing at once. Raises a 503 when `wait_s` is over."""
-        if self.ready:
-            return
+        """Wait until it takes requests, `wait_s` at most, probing at once."""
         self._pause.end()
-        try:
+        with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._became_ready.wait(), wait_s)
-        except asyncio.TimeoutError:
-            raise no_worker() from None
+
+    def fail(self, error: ZmqEngineError) -> None:
+        """End its requests with this error: it is known not to come back."""
+        self._now("unreachable", reason=error.message)
+        if self._client is not None:
+            self._client.fail(error)
 
     async def run(self) -> None:
         """Connect and poll the state. The client itself reconnects and resumes streams."""

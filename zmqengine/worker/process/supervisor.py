@@ -87,7 +87,7 @@ class _Supervisor:
                     if code == -signal.SIGTERM:
                         # It died of the signal before its handler was set.
                         return EXIT_OK
-                    _log.error("the worker %s while it was stopping", _how_it_ended(code))
+                    _log.error("the worker %s while it was stopping", how_it_ended(code))
                     return EXIT_FAILED
                 if not self._may_restart(child, code):
                     return EXIT_FAILED
@@ -168,7 +168,7 @@ class _Supervisor:
         if self._restarts >= self._config.restarts_max:
             _log.error(
                 "giving up: the worker %s, after %d restarts; see its last messages above, then start it again",
-                _how_it_ended(code),
+                how_it_ended(code),
                 self._restarts,
             )
             return False
@@ -182,7 +182,7 @@ class _Supervisor:
         )
         _log.warning(
             "the worker %s: starting it again in %.1f s (%d of %d)",
-            _how_it_ended(code),
+            how_it_ended(code),
             wait_ms / 1000,
             self._restarts,
             self._config.restarts_max,
@@ -224,7 +224,8 @@ class _Supervisor:
             child.process.wait()
 
 
-def _how_it_ended(code: int) -> str:
+def how_it_ended(code: int) -> str:
+    """The end of a process by its exit code, as the rest of a sentence."""
     if code >= 0:
         return f"exited with code {code}"
     try:
