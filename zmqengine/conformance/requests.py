@@ -107,6 +107,7 @@ def _seed(make: Make) -> None:
     front_end = make().open_session()
     sampling = {"temperature": 1.0, "top_p": 0.95}
     seed = front_end.accepted("a", max_tokens=30, sampling=sampling)["seed"]
+    expect(seed < 2**53, "the seed is not exact in a float of 64 bits")
     tokens, _ = front_end.read("a")
     again, _ = front_end.generate("b", max_tokens=30, sampling=sampling, seed=seed)
     expect(again == tokens, "the same seed gives another output")

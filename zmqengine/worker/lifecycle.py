@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import sys
 import weakref
 from collections.abc import Iterable, Sequence
 from itertools import count
@@ -151,7 +152,9 @@ class Lifecycle:
             insert,
             session.id,
             ticket,
-            seed=secrets.randbits(63) if insert.seed is None else insert.seed,
+            # No longer than a float's digits: JavaScript reads every number as a float, and a front-end
+            # that resumes sends the seed again.
+            seed=secrets.randbits(sys.float_info.mant_dig) if insert.seed is None else insert.seed,
             stop_token_ids=stops if insert.ignore_eos else stops | self._context.model.eos_token_ids,
             tokens_max=tokens_max,
             cache_scope=cache_scope,
