@@ -41,9 +41,9 @@ class Estimate(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"it would take about {self.total_s:.1f} s ({self.wait_s:.1f} s in line, {self.prefill_s:.1f} s to read "
-            f"the prompt, {self.decode_s:.1f} s to answer) and has {self.left_s:.1f} s: "
-            "give it more time or lower max_tokens"
+            f"it would take about {self.total_s * 1000:,.0f} ms ({self.wait_s * 1000:,.0f} in line, "
+            f"{self.prefill_s * 1000:,.0f} to read the prompt, {self.decode_s * 1000:,.0f} to answer) "
+            f"and has {self.left_s * 1000:,.0f} ms: give it more time or lower max_tokens"
         )
 
 
