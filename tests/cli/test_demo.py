@@ -36,6 +36,17 @@ def test_two_processes_stream_from_one_worker() -> None:
     assert not leftovers()
 
 
+def test_a_refused_request_is_told_without_a_traceback() -> None:
+    """Each program says why, and no advice about the worker follows."""
+    ran = subprocess.run(
+        [*COMMAND, "demo", "-n", "0"], capture_output=True, text=True, check=False, timeout=100
+    )
+    assert ran.returncode == 1
+    assert ran.stderr.count("zmqengine: --max-tokens must be at least 1\n") == 2
+    assert "Traceback" not in ran.stderr
+    assert ran.stderr.endswith("ended early; it says why above\n")
+
+
 def test_on_a_terminal_the_columns_are_drawn_as_they_grow() -> None:
     """Drawing over what was drawn before."""
     terminal = Terminal([*COMMAND, "demo"], {})

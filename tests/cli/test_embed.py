@@ -65,3 +65,7 @@ def test_what_cannot_work_is_one_line(start_worker: StartWorker, run: Run, tmp_p
     assert "50 tokens, over the 40" in too_long.stderr
     assert "with --truncate" in too_long.stderr
     assert run("embed", "-w", worker.name, "--truncate", str(file)).returncode == 0
+    nowhere = run("embed", "-w", "absent", "-o", str(tmp_path / "absent" / "x.npy"), str(file))
+    assert nowhere.stderr == f"zmqengine: {tmp_path}/absent/x.npy: No such file or directory\n", (
+        "before any work"
+    )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,14 @@ from zmqengine.cli.advice import one_line
 from zmqengine.cli.main import COMMANDS, Commands, main
 from zmqengine.errors import ZmqEngineError
 
+CLOSED_STREAMS = """
+import subprocess, sys
+from zmqengine.cli.main import main
+assert main(["--version"]) == 0
+sys.stdin.read(0), sys.stdout.write(""), sys.stderr.write("")
+child = "import os, sys; open(sys.argv[1], 'w').write(' '.join(str(n) for n in range(3) if os.fstat(n)))"
+subprocess.run([sys.executable, "-c", child, sys.argv[1]], check=True)
+"""
 HEAVY = ("mlx", "mlx_lm", "transformers", "numpy", "zmqengine.worker.actor")
 
 
@@ -95,6 +105,12 @@ class Failing(Commands):
         (errors.ConfigError("change this"), 2, "change this"),
         (errors.WorkerLost("no worker at x."), 1, "no worker at x; start a worker with `zmqengine worker`"),
         (errors.Overloaded("full", retry_after_ms=2100), 1, "full; try again in 2 s"),
+        (OSError(28, "No space left on device"), 1, "zmqengine: No space left on device"),
+        (
+            FileNotFoundError(2, "No such file or directory", "/no/x"),
+            1,
+            "zmqengine: /no/x: No such file or directory",
+        ),
         (ImportError("No module named 'x'"), 1, "install the missing packages"),
         (KeyboardInterrupt(), 130, ""),
     ],
@@ -147,3 +163,29 @@ def test_output_that_nobody_reads_ends_quietly() -> None:
     run.stdout.close()
     assert run.stderr.read() == ""
     assert run.wait() == 1
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_standard_stream_is_the_null_device(closed: str, tmp_path: Path) -> None:
+    """A program started without them neither fails nor gives their numbers to sockets, nor do its children."""
+    run = subprocess.run(
+        ["bash", "-c", f'"$0" -c "$1" "$2" {closed}', sys.executable, CLOSED_STREAMS, tmp_path / "children"],
+        check=False,
+    )
+    assert run.returncode == 0
+    assert (tmp_path / "children").read_text() == "0 1 2"
+
+
+def test_a_character_that_the_encoding_lacks_does_not_end_an_answer() -> None:
+    """It is written as standard error writes it."""
+    program = (
+        "import sys, click; from zmqengine.cli.main import main; main(['--version']); click.echo('a\u20acb')"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout.endswith("a\\u20acb\n")

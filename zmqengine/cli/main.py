@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import io
 import os
 import sys
 import traceback
@@ -76,6 +77,7 @@ def zmqengine() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code. `ZMQENGINE_DEBUG=1` shows tracebacks."""
+    _complete_streams()
     try:
         code = zmqengine.main(args=arguments, prog_name="zmqengine", standalone_mode=False)
         sys.stdout.flush()
@@ -96,10 +98,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(one_line(error), exit_code_of(error))
     except ImportError as error:
         return _fail(f"{error}: install the missing packages, as README.md says", EXIT_FAILED)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        return _fail(f"{error.filename}: {reason}" if error.filename else reason, EXIT_FAILED)
     except Exception as error:  # noqa: BLE001 - the border to a person: a line, not a traceback
         return _fail(
             f"unexpected {type(error).__name__}: {error} (ZMQENGINE_DEBUG=1 shows where)", EXIT_FAILED
         )
+
+
+def _complete_streams() -> None:
+    """Open the null device for each standard stream that is closed, and have any text written in any encoding."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # The lowest free descriptor, so that of the stream: a socket there would get what libraries print.
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, os.fdopen(descriptor, mode))
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        # As standard error does it: an answer goes on after a character that the terminal's encoding lacks.
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _usage_line(error: click.ClickException) -> str:

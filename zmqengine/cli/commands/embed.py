@@ -60,6 +60,9 @@ def embed(
     """
     if file.name == "<stdin>" and sys.stdin.isatty():
         raise click.UsageError("no FILE given", click.get_current_context())
+    if out is not None:
+        # A file that cannot be written is told before the work, not after it.
+        out.open("ab").close()
     documents = _documents(file, field)
     arrays: list[np.ndarray] = []
     done = 0

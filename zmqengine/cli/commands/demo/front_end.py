@@ -11,6 +11,8 @@ import os
 import sys
 import time
 
+from zmqengine.cli.advice import one_line
+from zmqengine.errors import ZmqEngineError
 from zmqengine_client import Client
 
 
@@ -43,4 +45,7 @@ def _say(**fields: object) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ZmqEngineError as error:
+        sys.exit(f"zmqengine: {one_line(error)}")

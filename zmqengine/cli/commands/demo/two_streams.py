@@ -153,7 +153,7 @@ def _front_ends(name: str, max_tokens: int, seed: int) -> Iterator[list[_FrontEn
         for front_end in front_ends:
             while not front_end.ready:
                 if not front_end.read():
-                    raise WorkerLost("a front-end could not connect; it says why above")
+                    raise click.ClickException("a front-end could not connect; it says why above")
         yield front_ends
     finally:
         for front_end in front_ends:
@@ -191,7 +191,7 @@ def _report(front_ends: list[_FrontEnd]) -> None:
     for front_end in front_ends:
         figures = front_end.figures
         if not figures:
-            raise WorkerLost(f"front-end {front_end.process.pid} ended early; it says why above")
+            raise click.ClickException(f"front-end {front_end.process.pid} ended early; it says why above")
         resumed = f", survived {figures['resumed']} crash of the worker" if figures["resumed"] else ""
         click.echo(
             f"front-end {front_end.process.pid}: {figures['tokens']} tokens, "
