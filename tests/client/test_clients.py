@@ -214,6 +214,22 @@ def test_every_way_of_dropping_a_stream_aborts_it(connect: Connect, worker: Fake
     asyncio.run(scenario())
 
 
+def test_a_cancelled_reader_aborts_though_its_task_is_kept(worker: FakeWorker) -> None:
+    """A task keeps the error that ended it, whose traceback keeps the iterator of the loop."""
+
+    async def scenario() -> None:
+        async with AsyncClient(worker.address) as client:
+            stream = client.generate_tokens([1], max_tokens=4000)
+            reader = asyncio.create_task(stream.read())
+            await until(lambda: rows_busy(client))
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+            await until(lambda: rows_free(client))
+            assert stream.result.finish == "abort"
+
+    asyncio.run(scenario())
+
+
 def test_a_stream_closed_before_its_prompt_was_tokenised_is_never_sent(worker: FakeWorker) -> None:
     """The first stream of a client, too: a task that is cancelled at once leaves nothing running."""
 

@@ -83,7 +83,12 @@ class _LeavingAborts(Generic[ChunkT]):
         return self
 
     async def __anext__(self) -> ChunkT:
-        return await self._stream.__anext__()
+        try:
+            return await self._stream.__anext__()
+        except BaseException:
+            # Its traceback keeps this iterator from being collected, as long as a task or a handler has the exception.
+            self._stream.close()
+            raise
 
     def __del__(self) -> None:
         self._stream.close()

@@ -84,7 +84,12 @@ class _LeavingAborts(Generic[ChunkT]):
         return self
 
     def __next__(self) -> ChunkT:
-        return self._stream.__next__()
+        try:
+            return self._stream.__next__()
+        except BaseException:
+            # Its traceback keeps this iterator from being collected, as long as a task or a handler has the exception.
+            self._stream.close()
+            raise
 
     def __del__(self) -> None:
         self._stream.close()
