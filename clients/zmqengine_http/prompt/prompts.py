@@ -188,6 +188,10 @@ def _chat_text(
     try:
         text, found = render_chat(model, messages[:-1] if continues else messages, tools, variables, pictures)
         if continues:
+            if len(found) < len(pictures):
+                raise bad_field(
+                    "messages", "the assistant's last message is continued as text: no image can be in it"
+                )
             prefill = open_turn(model, messages[-1], reasoning_open=_in_reasoning(model, text))
             text += prefill.text
         check_text_fits("messages", model, text)
