@@ -234,6 +234,14 @@ def test_ollamas_endpoints_give_vectors_in_its_words(front: Front) -> None:
     assert old.json["embedding"] == reply.json["embeddings"][0]
 
 
+def test_a_model_of_embeddings_alone_says_that_it_writes_no_text() -> None:
+    """Ollama's programs choose models by what they can do."""
+    config = FakeEngineConfig(dimensions=WIDTH, generates=False)
+    with FakeWorker(config) as worker, serving(HttpConfig(workers=(worker.address,), probe_ms=200)) as front:
+        wait_until(lambda: bool(front.service.pool.models()), "the model is known")
+        assert post(front, "/api/show", {"model": "fake"}).json["capabilities"] == ["embedding"]
+
+
 def test_a_client_that_leaves_stops_its_texts() -> None:
     """The worker computes no vector for nobody."""
     slow = FakeEngineConfig(dimensions=WIDTH, prefill_chunk=8, step_ms=10)

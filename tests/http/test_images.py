@@ -395,6 +395,20 @@ def test_an_image_in_an_answer_that_is_continued_is_a_400(sees: Front) -> None:
     assert "no image can be in it" in reply.error["message"]
 
 
+def test_programs_are_told_that_the_model_sees(sees: Front) -> None:
+    """Ollama's and Codex's leave out images otherwise, or refuse to attach any."""
+    assert "vision" in post(sees, "/api/show", {"model": MODEL}).json["capabilities"]
+    models = call(sees, "GET", "/v1/models?client_version=1").json["models"]
+    assert {tuple(model["input_modalities"]) for model in models} == {("text", "image")}
+
+
+def test_images_of_a_raw_prompt_are_a_400(sees: Front) -> None:
+    """No template writes their places; they were left out."""
+    reply = post(sees, "/api/generate", {"model": MODEL, "prompt": "x", "images": [encoded()], "raw": True})
+    assert reply.status == 400
+    assert "images" in reply.json["error"]
+
+
 @pytest.mark.parametrize("api", APIS)
 def test_a_model_without_a_card_refuses_by_name(front: Front, api: str) -> None:
     """In the newest message, as before."""

@@ -35,17 +35,29 @@ def result(id_: str, text: str) -> dict[str, object]:
     return {"role": "tool", "tool_call_id": id_, "content": text}
 
 
-def rendered(template: str, *messages: dict[str, object], tools: Any = (), **facts: str | bool | int) -> str:
-    """The text of the prompt."""
+def model_of(template: str | None, facts: dict[str, str | bool | int], *, generates: bool = True) -> Model:
+    """A model with this chat template."""
     bundle = TokenizerBundle(
         call=0, hash="t", tokenizer_json=(model_path() / "tokenizer.json").read_bytes(), eos_token_ids=[0],
         chat_template=template, facts=facts,
     )  # fmt: skip
-    model = Model(
-        ModelCard("m", 1000, 10**6, [0], "t", 0), Limits(2**24, 10**6, 10**6, 64, 64, 64), Tokenizer(bundle)
-    )
+    card = ModelCard("m", 1000, 10**6, [0], "t", 0, generates)
+    return Model(card, Limits(2**24, 10**6, 10**6, 64, 64, 64), Tokenizer(bundle))
+
+
+def rendered(template: str, *messages: dict[str, object], tools: Any = (), **facts: str | bool | int) -> str:
+    """The text of the prompt."""
+    model = model_of(template, facts)
     prompt = encode_chat(model, list(messages), tools, {})
     return model.tokenizer.decode(prompt.tokens, skip_special_tokens=False)
+
+
+def test_without_a_template_a_model_of_text_is_sent_to_completions_and_no_other() -> None:
+    """A model of embeddings would refuse them too."""
+    with pytest.raises(ApiError, match="use /v1/completions"):
+        encode_chat(model_of(None, {}), [user("Go.")], (), {})
+    with pytest.raises(ApiError, match="no chat template; it makes embeddings or scores"):
+        encode_chat(model_of(None, {}, generates=False), [user("Go.")], (), {})
 
 
 def test_calls_that_a_template_has_no_place_for_are_in_the_content() -> None:

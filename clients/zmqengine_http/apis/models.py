@@ -186,6 +186,7 @@ def codex_models(models: Iterable[tuple[str, Model]]) -> dict[str, object]:
             _codex_model(
                 place, name, model.card.name, model.card.context_tokens,
                 reasons=bool(model.markers.think_end or model.markers.harmony), tools=offers_tools(model),
+                sees=model.tokenizer.vision is not None,
             )
             for place, (name, model) in enumerate(models)
         ]
@@ -193,7 +194,7 @@ def codex_models(models: Iterable[tuple[str, Model]]) -> dict[str, object]:
 
 
 def _codex_model(
-    place: int, name: str, served: str, context_tokens: int, *, reasons: bool, tools: bool
+    place: int, name: str, served: str, context_tokens: int, *, reasons: bool, tools: bool, sees: bool = False
 ) -> dict[str, object]:
     return {
         "slug": name,
@@ -214,7 +215,7 @@ def _codex_model(
         "truncation_policy": {"mode": "bytes", "limit": 10_000},
         "supports_parallel_tool_calls": tools,
         # Without it Codex takes the model for one that sees images, and offers it a tool to view them.
-        "input_modalities": ["text"],
+        "input_modalities": ["text", "image"] if sees else ["text"],
         "context_window": context_tokens,
         "experimental_supported_tools": [],
     }

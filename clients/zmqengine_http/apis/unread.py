@@ -39,10 +39,11 @@ def unread_text(kind: str, name: str | None = None) -> str:
 def refusal(kind: str, where: str, pictures: Pictures) -> ApiError:
     """The 400 for content in the newest message of a chat without tools, with the worker's reason for an image."""
     because = f" ({pictures.blind})" if pictures.blind and _NOUNS.get(kind) == "an image" else ""
+    kinds = "text and images" if pictures.sees else "text"
     return ApiError(
         400,
-        f"{where}: this model reads text only{because}, it cannot take content of type {kind[:40]!r}; describe it in "
-        "words, or leave it out",
+        f"{where}: this model reads {kinds} only{because}, it cannot take content of type {kind[:40]!r}; describe it "
+        "in words, or leave it out",
         param=where,
         code="unsupported_value",
     )

@@ -36,7 +36,8 @@ def render_chat(
     `BadRequest` from it."""
     template = model.tokenizer.template_for(tools=bool(tools))
     if not template:
-        raise bad_field("messages", "this model has no chat template; use /v1/completions")
+        instead = "use /v1/completions" if model.card.generates else "it makes embeddings or scores"
+        raise bad_field("messages", f"this model has no chat template; {instead}")
     for name in variables:
         if not name.isidentifier() or name in RESERVED:
             raise bad_field("chat_template_kwargs", f"{name[:40]!r} cannot be set")

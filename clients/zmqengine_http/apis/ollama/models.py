@@ -84,7 +84,9 @@ async def version(service: Service, exchange: Exchange) -> None:
 
 def capabilities(model: Model) -> list[str]:
     """Abilities of the model, in Ollama's words."""
-    found = ["completion"]
+    found = ["completion"] if model.card.generates else ["embedding"] if model.card.dimensions else []
+    if model.tokenizer.vision is not None:
+        found.append("vision")
     if offers_tools(model):
         found.append("tools")
     if model.markers.think_end or model.markers.harmony:

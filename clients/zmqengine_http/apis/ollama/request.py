@@ -139,7 +139,9 @@ def prompt_as_chat(request: OllamaGenerateRequest) -> OllamaChatRequest:
 
 
 def completion_fields(request: OllamaGenerateRequest) -> dict[str, object]:
-    """The body of a completion that asks for the same."""
+    """The body of a completion that asks for the same. Raises a 400 for images, whose places a chat template writes."""
+    if request.images:
+        raise bad_field("images", "a prompt that is continued as it is takes none: leave out raw and suffix")
     document = _common(request) | {"prompt": request.prompt, "suffix": request.suffix}
     # A completion without a limit is OpenAI's 16 tokens; Ollama's goes to the end.
     document.setdefault("num_predict", ALL_THAT_FITS)
