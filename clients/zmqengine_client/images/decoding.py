@@ -31,7 +31,7 @@ _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
 """A marker of a JPEG that a length follows, or the end of the image."""
 _START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
-_ORIENTATION = 0x0112
+ORIENTATION = 0x0112
 """The EXIF tag that says how the camera was held."""
 _TURNS = {
     2: ("FLIP_LEFT_RIGHT",),
@@ -75,7 +75,7 @@ def decode(data: bytes) -> Image:
                     f"the {format_} is an animation: send the frame that is meant, as a PNG or JPEG"
                 )
             image.load()
-            return _upright(_rgb(image), _orientation(image))
+            return _upright(_rgb(image), orientation(image))
     except (BadRequest, TooLarge):
         raise
     except Exception as error:  # noqa: BLE001 - on damaged files Pillow raises whatever its parsers do
@@ -194,16 +194,17 @@ def _grey(image: Image) -> Image:
     return Pillow.fromarray(grey).convert("RGB")
 
 
-def _orientation(image: Image) -> int:
+def orientation(image: Image) -> int:
+    """The number in the EXIF data of a picture that says how the camera was held; 1 without any."""
     try:
-        return int(image.getexif().get(_ORIENTATION, 1))
+        return int(image.getexif().get(ORIENTATION, 1))
     except Exception:  # noqa: BLE001 - damaged EXIF data are no reason to refuse a picture
         return 1
 
 
-def _upright(image: Image, orientation: int) -> Image:
+def _upright(image: Image, held: int) -> Image:
     from PIL import Image as Pillow
 
-    for turn in _TURNS.get(orientation, ()):
+    for turn in _TURNS.get(held, ()):
         image = image.transpose(Pillow.Transpose[turn])
     return image

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 ImageLike = Union[str, "os.PathLike[str]", bytes, bytearray, memoryview, "Image"]
-"""A path, a data URL, the bytes of a file, or a `PIL.Image.Image`."""
+"""A path, a data URL, the bytes of a file, or a `PIL.Image.Image`, which is turned by its EXIF data as a file is."""
 
 SLICE_BYTES = 256 * 1024
 """Bytes of one call that keeps Python's other threads waiting: base64 of them takes one or two milliseconds."""
@@ -94,15 +94,28 @@ def _read(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             return checked(file.read(FILE_BYTES_MAX + 1))
-    except OSError as error:
-        raise BadRequest(f"the image {str(path)!r} cannot be read: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise BadRequest(f"the image {str(path)!r} cannot be read: {reason}") from None
+
+
+_PNG_MODES = {
+    "CMYK": "RGB", "YCbCr": "RGB", "HSV": "RGB", "RGBX": "RGB", "PA": "RGBA", "RGBa": "RGBA", "La": "LA",
+}  # fmt: skip
+"""Modes of PIL that a PNG does not have, and those that take their place."""
 
 
 def _saved(image: Image) -> bytes:
-    """A PIL image as a PNG file, which loses nothing."""
-    written = io.BytesIO()
+    """A PIL image as a PNG file, which loses nothing that a model sees."""
+    from PIL.Image import Exif
+
+    from zmqengine_client.images.decoding import ORIENTATION, orientation
+
+    written, exif = io.BytesIO(), Exif()
+    exif[ORIENTATION] = orientation(image)
     try:
-        image.save(written, "PNG", compress_level=1)
+        shown = image.convert(_PNG_MODES.get(image.mode, image.mode))
+        shown.save(written, "PNG", compress_level=1, exif=exif)
     except (OSError, ValueError) as error:
         raise BadRequest(f"the PIL image cannot be written as PNG: {error}") from None
     return checked(written.getvalue())

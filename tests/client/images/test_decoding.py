@@ -326,9 +326,32 @@ def test_an_image_comes_as_a_path_bytes_a_data_url_or_a_pil_image(tmp_path) -> N
         assert decode(file_bytes(given)).tobytes() == picture().tobytes()
 
 
+@pytest.mark.parametrize("mode", ["CMYK", "YCbCr", "HSV", "PA", "RGBa", "La", "RGBX"])
+def test_a_pil_image_of_any_mode_is_its_picture(mode: str) -> None:
+    """A PNG has no such mode: whoever opened a JPEG for print with PIL would have to know that."""
+    clear = "LA" if mode == "La" else "RGBA" if mode in ("RGBa", "RGBX") else "RGB"
+    image = picture(clear).convert(mode)
+    shown, wanted = decode(file_bytes(image)), picture(clear).convert("RGB")
+    for across in (3, 20):
+        pairs = zip(colour(shown, across, 8), colour(wanted, across, 8), strict=True)
+        assert max(abs(one - other) for one, other in pairs) <= 2
+
+
+@pytest.mark.parametrize("format_", ["JPEG", "PNG", "WEBP"])
+def test_a_pil_image_is_turned_as_its_file_is(format_: str) -> None:
+    """A photo that was opened with PIL, and made smaller, is no other picture than its file."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = saved(picture(size=(32, 16)), format_, exif=exif)
+    with Image.open(io.BytesIO(data)) as opened:
+        assert decode(file_bytes(opened)).tobytes() == decode(data).tobytes()
+        assert decode(file_bytes(opened.resize((16, 8)))).size == (8, 16)
+
+
 @pytest.mark.parametrize(
     ("image", "reason"),
     [
+        ("a\0b", "cannot be read: embedded null"),
         ("https://example.org/a.png", "fetch a URL yourself"),
         ("data:image/png,abc", "base64"),
         ("data:image/png;base64,!!!", "not valid base64"),
