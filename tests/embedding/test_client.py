@@ -174,6 +174,18 @@ def test_a_deadline_and_wrong_options_are_errors() -> None:
             client.rerank("a", ["b"])
 
 
+def test_one_text_in_place_of_a_list_is_refused() -> None:
+    """Its characters, and the numbers of bytes, would be read as texts and token ids, and give vectors too."""
+    with FakeWorker(CONFIG) as worker, Client(worker.address) as client:
+        for given in ("a rabbit", b"a rabbit"):
+            with pytest.raises(BadRequest, match="texts: a list of texts is wanted"):
+                client.embed(given)  # type: ignore[arg-type]
+            with pytest.raises(BadRequest, match="documents: a list of texts is wanted"):
+                client.rerank("who", given)  # type: ignore[arg-type]
+        with pytest.raises(BadRequest, match="bytes are none"):
+            client.embed([b"a rabbit"])
+
+
 def test_a_model_without_vectors_says_so() -> None:
     """Before anything is sent."""
     with (

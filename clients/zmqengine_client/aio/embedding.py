@@ -20,6 +20,7 @@ from zmqengine_client.core.embedding import (
     Embedded,
     EmbedOptions,
     TextIds,
+    check_list,
     embed_of,
     messages,
     request_of,
@@ -123,6 +124,7 @@ def source_of(texts: Sequence[Text], prompt: str | None = None) -> TextSource:
 
     None is the model's default prompt, if it has one, and an empty name is no prompt.
     """
+    check_list("texts", texts)
 
     def encode(tokenizer: Tokenizer, start: int, stop: int) -> list[TextIds]:
         given = texts[start:stop]

@@ -10,7 +10,7 @@ from zmqengine_client.aio.in_flight import AsyncInFlight
 from zmqengine_client.aio.loop_driver import LoopDriver
 from zmqengine_client.aio.model_tokenizer import AsyncModelTokenizer
 from zmqengine_client.aio.waiting import off_loop
-from zmqengine_client.core.embedding import BATCH, EmbedOptions
+from zmqengine_client.core.embedding import BATCH, EmbedOptions, check_list
 from zmqengine_client.core.request import new_request, set_token_prompt
 from zmqengine_client.text.reranking import Answers, Reranked, probability, question, ranked
 from zmqengine_client.text.tokenizer import Tokenizer
@@ -31,6 +31,7 @@ class AsyncReranking:
         self, query: str, documents: Sequence[str], instruction: str | None, options: EmbedOptions
     ) -> Reranked:
         """All documents, the best first. Raises `BadRequest` for a model that is no reranker."""
+        check_list("documents", documents)
         model, limits = await self._embedding.served()
         tokenizer = await self._tokenizer.get()
         if model.labels:

@@ -68,6 +68,12 @@ class Ranked:
     score: float
 
 
+def check_list(name: str, texts: object) -> None:
+    """Raise `BadRequest` for one text in place of a list of texts: its characters would be read as texts."""
+    if isinstance(texts, (str, bytes)):
+        raise BadRequest(f"{name}: a list of texts is wanted, not one text")
+
+
 def messages(
     texts: Sequence[TextIds], limits: Limits, tail: Sequence[int], *, truncate: bool, first: int
 ) -> Iterator[list[TextIds]]:

@@ -152,6 +152,8 @@ def checked_command(command: T, decoder: msgspec.msgpack.Decoder[T]) -> T:
 def token_ids(prompt: Sequence[int]) -> list[int]:
     """`prompt` as a list of token ids. Raises `BadRequest` for anything else, an empty one included."""
     tolist = getattr(prompt, "tolist", None)
+    if isinstance(prompt, (bytes, bytearray)):
+        raise BadRequest("the prompt is not a list of token ids: bytes are none, and a text is a str")
     try:
         ids = msgspec.convert(tolist() if tolist else list(prompt), list[TokenId])
     except (msgspec.ValidationError, TypeError) as error:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zmqengine.errors import BadRequest, ContextExceeded
-from zmqengine_client.core.embedding import BATCH, EmbedOptions
+from zmqengine_client.core.embedding import BATCH, EmbedOptions, check_list
 from zmqengine_client.core.request import new_request, set_token_prompt
 from zmqengine_client.sync.embedding import Embedding, pair_source
 from zmqengine_client.sync.in_flight import InFlight
@@ -32,6 +32,7 @@ class Reranking:
         self, query: str, documents: Sequence[str], instruction: str | None, options: EmbedOptions
     ) -> Reranked:
         """All documents, the best first. Raises `BadRequest` for a model that is no reranker."""
+        check_list("documents", documents)
         model, limits = self._embedding.served()
         tokenizer = self._tokenizer.get()
         if model.labels:
