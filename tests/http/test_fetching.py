@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import ipaddress
+import socket
+import ssl
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -116,3 +120,36 @@ def test_local_names_are_refused_without_a_connection(url: str) -> None:
     """By the address that they are looked up as."""
     with pytest.raises(BadRequest, match=r"no public one|cannot be fetched"):
         fetch(url)
+
+
+def test_a_slow_server_is_left_in_time_over_https_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that sends a byte now and then: no single wait is long, and four of them held every thread that fetches."""
+    monkeypatch.setattr(fetching, "is_public", lambda _: True)
+    monkeypatch.setattr(fetching, "FETCH_S", 0.5)
+    # A cipher that needs no certificate.
+    served, asking = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    asking.check_hostname, asking.verify_mode = False, ssl.CERT_NONE
+    for context in (served, asking):
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        context.set_ciphers("AECDH-AES256-SHA:@SECLEVEL=0")
+    monkeypatch.setattr(ssl, "create_default_context", lambda: asking)
+    listening = socket.create_server(("127.0.0.1", 0))
+    sent: list[int] = []
+
+    def serve() -> None:
+        with (
+            contextlib.suppress(OSError),
+            served.wrap_socket(listening.accept()[0], server_side=True) as link,
+        ):
+            link.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 999999\r\n\r\n")
+            for count in range(1, 100):
+                link.sendall(b"x")
+                sent.append(count)
+                time.sleep(0.05)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    with listening, pytest.raises(BadRequest, match="took over"):
+        fetch(f"https://127.0.0.1:{listening.getsockname()[1]}/image")
+    thread.join()
+    assert 1 < len(sent) < 60

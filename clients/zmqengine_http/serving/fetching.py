@@ -104,6 +104,9 @@ def _get(
     """The body, or the address that it is at instead."""
     family, address = target
     link = socket.socket(family, socket.SOCK_STREAM)
+    if parts.scheme == "https":
+        # Before it connects, as the alarm is about this socket: wrapping takes the connection out of the plain one.
+        link = ssl.create_default_context().wrap_socket(link, server_hostname=parts.hostname)
     # A server that sends a byte now and then keeps every single wait short.
     alarm = threading.Timer(max(0.0, until - time.monotonic()), _shut, (link,))
     alarm.daemon = True
@@ -111,8 +114,6 @@ def _get(
     try:
         link.settimeout(max(0.01, until - time.monotonic()))
         link.connect(address)
-        if parts.scheme == "https":
-            link = ssl.create_default_context().wrap_socket(link, server_hostname=parts.hostname)
         connection = http.client.HTTPConnection(parts.netloc)
         connection.sock = link
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
@@ -137,7 +138,8 @@ def _get(
 
 def _shut(link: socket.socket) -> None:
     try:
-        link.shutdown(socket.SHUT_RDWR)
+        # Not TLS's own, which would have another thread read on without it.
+        socket.socket.shutdown(link, socket.SHUT_RDWR)
     except OSError:
         link.close()
 
