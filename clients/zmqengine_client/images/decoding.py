@@ -11,6 +11,7 @@ import struct
 from typing import TYPE_CHECKING
 
 from zmqengine.errors import BadRequest, TooLarge
+from zmqengine_client.images.orientation import orientation, upright
 from zmqengine_client.images.sources import SLICE_BYTES
 
 if TYPE_CHECKING:
@@ -31,17 +32,6 @@ _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
 """A marker of a JPEG that a length follows, or the end of the image."""
 _START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
-ORIENTATION = 0x0112
-"""The EXIF tag that says how the camera was held."""
-_TURNS = {
-    2: ("FLIP_LEFT_RIGHT",),
-    3: ("ROTATE_180",),
-    4: ("FLIP_TOP_BOTTOM",),
-    5: ("TRANSPOSE",),
-    6: ("ROTATE_270",),
-    7: ("TRANSVERSE",),
-    8: ("ROTATE_90",),
-}
 NO_PILLOW = "images need Pillow and numpy: pip install 'zmqengine[vision]'"
 
 
@@ -75,7 +65,7 @@ def decode(data: bytes) -> Image:
                     f"the {format_} is an animation: send the frame that is meant, as a PNG or JPEG"
                 )
             image.load()
-            return _upright(_rgb(image), orientation(image))
+            return upright(_rgb(image), orientation(image))
     except (BadRequest, TooLarge):
         raise
     except Exception as error:  # noqa: BLE001 - on damaged files Pillow raises whatever its parsers do
@@ -192,19 +182,3 @@ def _grey(image: Image) -> Image:
     grey = (deep >> 8).astype(np.uint8)
     grey[deep == image.info.get("transparency", -1)] = 255
     return Pillow.fromarray(grey).convert("RGB")
-
-
-def orientation(image: Image) -> int:
-    """The number in the EXIF data of a picture that says how the camera was held; 1 without any."""
-    try:
-        return int(image.getexif().get(ORIENTATION, 1))
-    except Exception:  # noqa: BLE001 - damaged EXIF data are no reason to refuse a picture
-        return 1
-
-
-def _upright(image: Image, held: int) -> Image:
-    from PIL import Image as Pillow
-
-    for turn in _TURNS.get(held, ()):
-        image = image.transpose(Pillow.Transpose[turn])
-    return image

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Union
 
 from zmqengine.errors import BadRequest, TooLarge
+from zmqengine_client.images.orientation import ORIENTATION, orientation
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -108,8 +109,6 @@ _PNG_MODES = {
 def _saved(image: Image) -> bytes:
     """A PIL image as a PNG file, which loses nothing that a model sees."""
     from PIL.Image import Exif
-
-    from zmqengine_client.images.decoding import ORIENTATION, orientation
 
     written, exif = io.BytesIO(), Exif()
     exif[ORIENTATION] = orientation(image)
