@@ -51,18 +51,21 @@ def test_an_array_is_written_in_the_order_of_the_lines(
     assert not np.array_equal(made[0], made[1])
 
 
-def test_what_cannot_work_is_one_line(start_worker: StartWorker, run: Run, tmp_path: Path) -> None:
+def test_what_cannot_work_is_one_line(
+    start_worker: StartWorker, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the place, and what to do."""
+    monkeypatch.setattr(command, "BLOCK_TEXTS", 2)
     worker = start_worker(dimensions=6, context_tokens=40)
     file = tmp_path / "texts.jsonl"
     file.write_text('"fine"\n{"body": "abc"}\n')
     refused = run("embed", "-w", worker.name, str(file))
     assert refused.returncode == 2
     assert "line 2: the object has no text in 'text'" in refused.stderr
-    file.write_text("a" * 50)
+    file.write_text("a\n\nb\nc\n" + "a" * 50)
     too_long = run("embed", "-w", worker.name, str(file))
     assert too_long.returncode == 1
-    assert "50 tokens, over the 40" in too_long.stderr
+    assert "line 5: the text has 50 tokens, over the 40" in too_long.stderr
     assert "with --truncate" in too_long.stderr
     assert run("embed", "-w", worker.name, "--truncate", str(file)).returncode == 0
     nowhere = run("embed", "-w", "absent", "-o", str(tmp_path / "absent" / "x.npy"), str(file))

@@ -68,14 +68,21 @@ def embed(
     done = 0
     with ready_client(target, name="embed") as client:
         while block := list(islice(documents, BLOCK_TEXTS)):
-            texts = [str(document[field]) for document in block]
+            texts = [str(document[field]) for _, document in block]
             options = given({"priority": priority, "truncate": truncate or None})
-            vectors = _vectors(client, texts, done, dimensions=dimensions, prompt=prompt, **options)
+            try:
+                vectors = _vectors(client, texts, done, dimensions=dimensions, prompt=prompt, **options)
+            except ContextExceeded as error:
+                _, index, reason = error.message.split(" ", 2)
+                raise click.ClickException(
+                    # The advice for it elsewhere is about prompts.
+                    f"{file.name}, line {block[int(index)][0]}: the text {reason} with --truncate"
+                ) from None
             done += len(texts)
             if out is not None:
                 arrays.append(vectors)
                 continue
-            for document, vector in zip(block, vectors, strict=True):
+            for (_, document), vector in zip(block, vectors, strict=True):
                 click.echo(msgspec.json.encode({**document, "embedding": vector.tolist()}).decode())
     if out is not None:
         _write(out, arrays)
@@ -93,16 +100,12 @@ def _vectors(client: Client, texts: list[str], before: int, **options: object) -
     def line() -> str:
         return f"{before + done_texts[0]:,} texts {bar(done_texts[0] / len(texts))}"
 
-    try:
-        with ProgressLine(line):
-            return client.embed(texts, on_progress=note, **options)  # type: ignore[arg-type]
-    except ContextExceeded as error:
-        # The advice for it elsewhere is about prompts.
-        raise click.ClickException(f"{error.message} with --truncate") from None
+    with ProgressLine(line):
+        return client.embed(texts, on_progress=note, **options)  # type: ignore[arg-type]
 
 
-def _documents(file: BinaryIO, field: str) -> Iterator[dict[str, object]]:
-    """A document for each line with a text. Raises `UsageError` for one that has none in `field`."""
+def _documents(file: BinaryIO, field: str) -> Iterator[tuple[int, dict[str, object]]]:
+    """A document for each line with a text, and the number of the line. Raises `UsageError` for one without `field`."""
     for number, line in enumerate(file, start=1):
         try:
             text = (line if isinstance(line, str) else line.decode()).strip()
@@ -116,7 +119,7 @@ def _documents(file: BinaryIO, field: str) -> Iterator[dict[str, object]]:
                 f"{file.name}, line {number}: the object has no text in {field!r}: name the field with --field"
             )
         if document[field]:
-            yield document
+            yield number, document
 
 
 def _document(text: str, field: str) -> dict[str, object]:
