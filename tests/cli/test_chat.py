@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -120,3 +121,18 @@ def test_a_conversation_that_is_too_long_says_what_to_do(
     terminal.wait_for(PROMPT, start=terminal.wait_for("\n", start=terminal.wait_for("short", start=at)))
     terminal.type(CTRL_D)
     assert terminal.end() == 0
+
+
+def test_an_image_at_fault_costs_one_question_and_the_status_says_so(
+    start_worker: StartWorker, run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """It stayed with every later question, so that all failed; and a script that asks one saw status 0."""
+    worker, file = start_worker(), tmp_path / "picture.png"
+    file.write_bytes(b"no picture")
+    ran = run("chat", "-w", worker.name, "-n", "4", "--image", str(file), stdin="look\nhello\n")
+    assert ran.returncode == 1
+    assert len(ran.stderr.splitlines()) == 2
+    assert "sees no images" in ran.stderr
+    assert "the images are dropped" in ran.stderr
+    assert len(ran.stdout.splitlines()) == 1, "the second question is answered"
+    assert run("chat", "-w", worker.name, "-n", "4", stdin="hello\n").returncode == 0

@@ -15,7 +15,7 @@ from zmqengine.cli.advice import one_line
 from zmqengine.cli.answer import write_answer
 from zmqengine.cli.connection import ready_client
 from zmqengine.cli.flags import WorkerTarget, generation_options, given, model_option, worker_options
-from zmqengine.errors import ContextExceeded, ZmqEngineError
+from zmqengine.errors import ContextExceeded, RequestError, ZmqEngineError
 from zmqengine_client import Client
 from zmqengine_client.images.sources import file_bytes
 
@@ -49,7 +49,7 @@ def chat(
     max_tokens: int | None,
     images: tuple[str, ...],
     **options: Any,
-) -> None:
+) -> int:
     """Talk with the model. /help inside lists further commands."""
     with ready_client(target, name="chat") as client, _history():
         conversation = ChatHistory(client, system, given(options) | {"max_tokens": max_tokens})
@@ -57,8 +57,9 @@ def chat(
             conversation.show(image)
         if sys.stdin.isatty():
             click.echo("/help shows the commands, Ctrl-D leaves.", err=True)
-        for line in _lines():
-            _handle(conversation, line, stats)
+        failures = [line for line in _lines() if not _handle(conversation, line, stats)]
+    # A person has seen what failed; a script looks at the status.
+    return int(bool(failures) and not sys.stdin.isatty())
 
 
 class ChatHistory:
@@ -95,43 +96,58 @@ class ChatHistory:
         self._images = []
         return answer.summary
 
+    def drop_images(self) -> bool:
+        """Drop the images of the next question; returns whether there were any."""
+        dropped, self._images = bool(self._images), []
+        return dropped
 
-def _handle(conversation: ChatHistory, line: str, stats: bool) -> None:
+
+def _handle(conversation: ChatHistory, line: str, stats: bool) -> bool:
+    """Carry out a line of input; returns whether it succeeded."""
     command = line.strip()
     if command == "/reset":
         conversation.reset()
         click.echo("a new conversation", err=True)
     elif command.startswith("/image "):
-        _show(conversation, command.removeprefix("/image ").strip())
+        return _show(conversation, command.removeprefix("/image ").strip())
     elif command == "/help":
         click.echo(HELP, err=True)
     elif command.startswith("/"):
         click.echo(f"{command.split()[0]} is not a command: type /help for a list", err=True)
+        return False
     elif command:
-        _answer(conversation, line, stats)
+        return _answer(conversation, line, stats)
+    return True
 
 
-def _show(conversation: ChatHistory, path: str) -> None:
+def _show(conversation: ChatHistory, path: str) -> bool:
     try:
         conversation.show(path)
     except ZmqEngineError as error:
         click.echo(f"zmqengine: {one_line(error)}", err=True)
-    else:
-        click.echo(f"{path} goes with the next question", err=True)
+        return False
+    click.echo(f"{path} goes with the next question", err=True)
+    return True
 
 
-def _answer(conversation: ChatHistory, line: str, stats: bool) -> None:
+def _answer(conversation: ChatHistory, line: str, stats: bool) -> bool:
     try:
         summary = conversation.say(line)
     except ContextExceeded as error:
         click.echo(f"zmqengine: {error.message}; /reset starts a new conversation", err=True)
     except ZmqEngineError as error:
         click.echo(f"zmqengine: {one_line(error)}", err=True)
+        # With an image at fault every later question would fail too.
+        if isinstance(error, RequestError) and conversation.drop_images():
+            click.echo("the images are dropped: /image shows them again", err=True)
     except KeyboardInterrupt:
         click.echo(" [left unfinished]")
+        return True
     else:
         if stats:
             click.echo(f"[{summary}]", err=True)
+        return True
+    return False
 
 
 def _lines() -> Iterator[str]:
