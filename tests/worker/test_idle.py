@@ -146,6 +146,27 @@ def test_no_lease_ends_because_the_worker_stood_still(
     assert len(harness.actor.sessions) == 0
 
 
+def test_slow_steps_keep_no_front_end_that_is_gone(make_harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large model on a slow machine takes seconds for a step: commands are read between two, so silence counts."""
+    harness: Harness = make_harness(FakeEngineConfig(context_tokens=10_000), lease_ms=60_000, grace_ms=2000)
+    staying, gone = harness.front_end(), harness.front_end()
+    for front_end in (staying, gone):
+        front_end.accepted("a", [1, 2, 3], max_tokens=5000)
+    step = harness.engine.next
+
+    def slow() -> object:
+        harness.clock.advance(3.0)
+        return step()
+
+    monkeypatch.setattr(harness.engine, "next", slow)
+    harness.passes(2)
+    gone.close()
+    harness.front_ends.remove(gone)
+    harness.run_until(lambda: min(session.subscribers for session in harness.actor.sessions) == 0)
+    harness.passes(3)
+    assert len(harness.actor.lifecycle.live()) == 1
+
+
 @pytest.mark.parametrize("how", ["stopped", "asleep"])
 def test_a_connection_that_was_lost_meanwhile_may_be_replaced(make_harness, how: str) -> None:
     """Over tcp it breaks when the other side hears nothing, and a new one takes a while: a stream waits a lease."""

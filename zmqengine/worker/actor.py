@@ -27,15 +27,15 @@ from zmqengine.worker.telemetry.counters import PassReport
 from zmqengine.worker.telemetry.shared_status import PassTimes
 from zmqengine.worker.timers import Timers
 from zmqengine.worker.wire.outgoing import Outgoing
-from zmqengine.worker.wire.sockets import Sockets
+from zmqengine.worker.wire.sockets import HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, Sockets
 
 log = logging.getLogger("zmqengine.worker")
 
 BOARD_S = 0.1
 """Seconds between two updates of the shared status while rows run."""
-STILL_S = 1.0
-"""Seconds above which a pass counts as an interruption: the process was stopped, the machine slept, or the device hung.
-No command was read in that time."""
+STILL_S = (HEARTBEAT_TIMEOUT_MS - HEARTBEAT_MS) / 1000
+"""Seconds above which a pass counts as an interruption, where no lease is shorter: the process was stopped, the machine
+slept, or the device hung. A shorter one costs no connection its heartbeats, and the next pass reads what was sent."""
 
 __all__ = ["Actor", "EngineBroken", "PassReport"]
 
@@ -51,6 +51,7 @@ class Actor:
         watchdog: Watchdog | None = None,
     ) -> None:
         self._context = context
+        self._still_s = min(STILL_S, context.config.lease_ms / 1000)
         self._shared_status = context.shared_status
         self._engine = engine
         self._cmd = sockets.cmd
@@ -103,7 +104,7 @@ class Actor:
         now_s = self._shared_status.pass_started_s = self.counters.latencies.now_s = self._context.clock()
         asleep_s, self._asleep_s = self._asleep_s, self._context.asleep_s()
         still_s = now_s - asked_s - wait_ms / 1000 + self._asleep_s - asleep_s
-        if still_s > STILL_S:
+        if still_s > self._still_s:
             self._timers.stood_still(still_s, now_s)
         if self._watchdog is not None:
             self._watchdog.beat()
@@ -133,7 +134,7 @@ class Actor:
             self._heap.keep(now_s)
         self._measure(report, started_ns, received_ns, stepped_ns, step_ns)
         ended_s = self._context.clock()
-        if ended_s - now_s > STILL_S:
+        if ended_s - now_s > self._still_s:
             self._timers.stood_still(ended_s - now_s, ended_s)
         return report
 
