@@ -236,7 +236,7 @@ def test_max_tokens_fits_to_the_last_token(
     prompt: int, max_tokens: int | None, cut: bool, fitting: int | None
 ) -> None:
     """The prompt leaves room for one at least, and what is asked for fits or is cut."""
-    model = cast(Model, SimpleNamespace(card=SimpleNamespace(context_tokens=10)))
+    model = cast(Model, SimpleNamespace(context_tokens=10))
     if prompt == 10 or (max_tokens == 2 and not cut):
         with pytest.raises(ContextTooLong):
             fitting_max_tokens("max_tokens", [1] * prompt, max_tokens, model, cut=cut)

@@ -52,6 +52,20 @@ def test_before_a_worker_is_there_all_is_503_but_health() -> None:
         assert get(front, "/v1/models").json["data"] == []
 
 
+def test_the_context_is_the_workers_and_not_the_models() -> None:
+    """`--context-max` bounds it: what is listed, what `max_tokens` is cut to, and the words on which Claude Code
+    compacts."""
+    with (
+        FakeWorker(FakeEngineConfig(), context_max=100) as worker,
+        serving(HttpConfig(workers=(worker.address,), max_tokens_overflow="cut")) as front,
+    ):
+        assert [model["max_model_len"] for model in get(front, "/v1/models").json["data"]] == [100]
+        answer = post(front, TEXT, {"prompt": [1] * 40, "max_tokens": 5000, "ignore_eos": True})
+        assert (answer.status, answer.json["usage"]["total_tokens"]) == (200, 100)
+        refused = post(front, "/v1/messages", {**chat("a" * 5000), "max_tokens": 10})
+        assert (refused.status, refused.json["error"]["message"][:18]) == (400, "prompt is too long")
+
+
 @pytest.mark.parametrize("opened", [True, False], ids=["opened", "not-opened"])
 def test_a_stream_survives_the_death_of_its_worker(opened: bool) -> None:
     """The worker is killed in mid-stream, or before it opened a session, and comes back: no token is lost.

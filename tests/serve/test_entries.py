@@ -52,6 +52,8 @@ def test_an_entry_of_a_file_has_what_it_says(tmp_path: Path) -> None:
     assert (entry.name, entry.pin, entry.preload, entry.ttl_s) == ("small", True, True, float("inf"))
     assert (config.model, config.draft, config.rows_max, config.context_max) == ("pico", "pico", 4, 512)
     assert (config.prompt_cache_bytes, config.cache_dir) == (16 << 20, "auto")
+    # That of its worker, and not the model's 2,048.
+    assert entry.context_tokens == 512
     assert config.endpoints.ctl == f"ipc://{ROOT}/small/ctl"
     assert offer.find("pico-tools").ttl_s == TTL_S
 

@@ -275,7 +275,7 @@ def _entry(name: str, path: str, root: Path, options: Mapping[str, object]) -> E
         need_bytes=need,
         model_type=checkpoint.model_type,
         quantisation=checkpoint.quantisation,
-        context_tokens=checkpoint.shape.context_tokens,
+        context_tokens=min(checkpoint.shape.context_tokens, config.context_max or sys.maxsize),
         size_bytes=checkpoint.weights.total_bytes,
     )
 
@@ -301,7 +301,7 @@ def _fake_entry(name: str, config: WorkerConfig) -> Entry:
         config=config,
         need_bytes=fake.parameter_bytes + tokens * fake.kv_bytes_token,
         model_type="fake",
-        context_tokens=fake.context_tokens,
+        context_tokens=min(fake.context_tokens, config.context_max or sys.maxsize),
         size_bytes=fake.parameter_bytes,
     )
 

@@ -69,7 +69,7 @@ def _for_anthropic(exchange: Exchange) -> bool:
 def _card(name: str, model: Model) -> dict[str, object]:
     return {
         "id": name, "object": "model", "created": _STARTED, "owned_by": "zmqengine",
-        "root": model.card.name, "max_model_len": model.card.context_tokens,
+        "root": model.card.name, "max_model_len": model.context_tokens,
         "sampling_defaults": model.sampling_defaults._asdict(),
     }  # fmt: skip
 
@@ -171,8 +171,8 @@ def anthropic_model(name: str, model: Model) -> dict[str, object]:
         "id": name,
         "display_name": model.card.name,
         "created_at": _ANTHROPIC_CREATED,
-        "max_input_tokens": model.card.context_tokens,
-        "max_tokens": model.card.context_tokens,
+        "max_input_tokens": model.context_tokens,
+        "max_tokens": model.context_tokens,
     }
 
 
@@ -184,7 +184,7 @@ def codex_models(models: Iterable[tuple[str, Model]]) -> dict[str, object]:
     return {
         "models": [
             _codex_model(
-                place, name, model.card.name, model.card.context_tokens,
+                place, name, model.card.name, model.context_tokens,
                 reasons=bool(model.markers.think_end or model.markers.harmony), tools=offers_tools(model),
                 sees=model.tokenizer.vision is not None,
             )

@@ -75,7 +75,7 @@ async def tokenize(service: Service, exchange: Exchange, request: TokenizeReques
         )
     await exchange.send_json(
         {
-            "count": len(tokens), "max_model_len": model.card.context_tokens, "tokens": tokens,
+            "count": len(tokens), "max_model_len": model.context_tokens, "tokens": tokens,
             "token_strs": [model.token_text(token) for token in tokens] if request.return_token_strs else None,
         }
     )  # fmt: skip
@@ -84,8 +84,8 @@ async def tokenize(service: Service, exchange: Exchange, request: TokenizeReques
 async def detokenize(service: Service, exchange: Exchange, request: DetokenizeRequest) -> None:
     """Respond with the text of token ids."""
     model = service.pool.model(request.model)
-    if len(request.tokens) > model.card.context_tokens:
-        raise bad_field("tokens", f"more than the model's context of {model.card.context_tokens} tokens")
+    if len(request.tokens) > model.context_tokens:
+        raise bad_field("tokens", f"more than the model's context of {model.context_tokens} tokens")
     check_ids("tokens", request.tokens, model)
     text = await service.tokenizing.run(
         exchange.id,

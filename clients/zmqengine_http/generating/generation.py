@@ -222,7 +222,7 @@ def fitting_max_tokens(
     """
     if not prompt:
         raise bad_field(param, "the prompt has no tokens")
-    context, wanted = model.card.context_tokens, 1 if max_tokens is None else max_tokens
+    context, wanted = model.context_tokens, 1 if max_tokens is None else max_tokens
     room = context - len(prompt)
     if room < min(wanted, 1) or (wanted > room and not cut):
         raise ContextTooLong(param, prompt=len(prompt), wanted=wanted, context=context)

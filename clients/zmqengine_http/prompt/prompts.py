@@ -224,7 +224,7 @@ def check_text_fits(param: str, model: Model, text: str) -> None:
     The cost is bounded by the context, while tokenizing 1 MB takes a second and more. A text that passes may
     still be too long.
     """
-    context = model.card.context_tokens
+    context = model.context_tokens
     if len(text) <= context:
         return
     size = len(text.encode("utf-8", "replace"))

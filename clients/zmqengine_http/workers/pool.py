@@ -49,7 +49,7 @@ class Pool:
         it.
         """
         found = [(worker.ready, worker.model) for worker in self.workers if worker.model]
-        found.sort(key=lambda each: (each[0], each[1].card.context_tokens))
+        found.sort(key=lambda each: (each[0], each[1].context_tokens))
         known = {model.card.name: model for _, model in found}
         aliases = {
             alias: known[name]
@@ -101,7 +101,7 @@ class Pool:
             if worker.ready
             and worker.model
             and worker.model.same_prompts(model)
-            and tokens <= worker.model.card.context_tokens
+            and tokens <= worker.model.context_tokens
         ]
         if not candidates:
             raise no_worker(model.card.name)

@@ -46,6 +46,11 @@ class Model:
         self.sampling_defaults = sampling_defaults(tokenizer.facts)
         self._texts: dict[int, str] = {}
 
+    @property
+    def context_tokens(self) -> int:
+        """Tokens of prompt and output together at most: the model's, or fewer by the worker's `--context-max`."""
+        return self.limits.context_tokens_max
+
     def warm_up(self) -> None:
         """Fill the caches that make a first request slow, such as the compiled chat template."""
         self.tokenizer.encode("Hello")

@@ -42,7 +42,7 @@ async def ps(service: Service, exchange: Exchange) -> None:
             **_card(name, model),
             "expires_at": _NEVER,
             "size_vram": model.card.parameter_bytes,
-            "context_length": model.card.context_tokens,
+            "context_length": model.context_tokens,
         }
         for name, model in models
     ]
@@ -68,7 +68,7 @@ async def show(service: Service, exchange: Exchange, request: OllamaModelRequest
             "model_info": {
                 "general.architecture": "mlx",
                 "general.basename": model.card.name,
-                "mlx.context_length": model.card.context_tokens,
+                "mlx.context_length": model.context_tokens,
                 "mlx.vocab_size": model.card.vocab_size,
             },
             "capabilities": capabilities(model),

@@ -190,9 +190,9 @@ class GenerationRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknow
 
 def check_context(num_ctx: int | None, model: Model) -> None:
     """Raise a 400 for a `num_ctx`, Ollama's size of the context, beyond the model's own, which always applies."""
-    if num_ctx is not None and num_ctx > model.card.context_tokens:
+    if num_ctx is not None and num_ctx > model.context_tokens:
         raise bad_field(
-            "num_ctx", f"the worker's context is {model.card.context_tokens} tokens: ask for at most that"
+            "num_ctx", f"the worker's context is {model.context_tokens} tokens: ask for at most that"
         )
 
 
