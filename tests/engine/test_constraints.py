@@ -267,6 +267,7 @@ def test_ids_that_the_tokenizer_does_not_have_never_come(pico: Pico) -> None:
         ("json_schema", '{"$ref": "http://example.org/x"}', "example.org"),
         ("json_schema", '{"a', "valid JSON"),
         ("json_schema", "[1]", "an object"),
+        ("json_schema", '{"items":' * 200 + "{}" + "}" * 200, "nested too deep"),
         ("json_schema", '{"items":' * 400 + "{}" + "}" * 400, "nested too deep"),
         ("json_schema", '{"items":' * 6000 + "{}" + "}" * 6000, "nested too deep"),
         ("lark", "start: %json " + '{"items":' * 400 + "{}" + "}" * 400, "nested too deep"),

@@ -45,7 +45,7 @@ _ITEMS_MAX_OF_OTHERS = 2_000
 _MAYBE_EMPTY = re.compile(r"\[\^|&&|--|\\P")
 _SCHEMAS_MAX = 256
 """Schemas in one `lark` grammar, one for each tool of a request; 5,000 empty ones take seconds to compile."""
-_TOO_DEEP = "constraint: the schema is nested too deep"
+_TOO_DEEP = "the schema is nested too deep"
 _COUNTS = re.compile(r'"(lexer_cost|all_items)": (\d+)')
 _MAIN = '%llguidance {"no_forcing": true}\n'
 
@@ -227,7 +227,7 @@ def _parsed(text: str) -> object:
     try:
         return msgspec.json.decode(text)
     except RecursionError:
-        raise BadRequest(_TOO_DEEP) from None
+        raise BadRequest(f"constraint: {_TOO_DEEP}") from None
     except msgspec.DecodeError as error:
         raise BadRequest(f"constraint: the schema is not valid JSON: {error}") from None
 
@@ -238,7 +238,7 @@ def _schema(schema: Any) -> dict[str, Any]:
         check_satisfiable(found)
         return found
     except RecursionError:
-        raise BadRequest(_TOO_DEEP) from None
+        raise BadRequest(f"constraint: {_TOO_DEEP}") from None
     except ValueError as error:
         raise BadRequest(f"constraint: {error}") from None
 
@@ -258,7 +258,7 @@ def _with_schemas(lark: str) -> str:
                 schema, at = json.JSONDecoder().raw_decode(lark, at)
                 pieces.append(json.dumps(_schema(schema)))
             except RecursionError:
-                raise BadRequest(_TOO_DEEP) from None
+                raise BadRequest(f"constraint: {_TOO_DEEP}") from None
             except json.JSONDecodeError:
                 continue  # llguidance says where.
     return "".join([*pieces, lark[at:]])
@@ -289,6 +289,9 @@ def _reason(kind: Kind, error: str) -> str:
             'the schema has keywords that cannot be enforced: "allOf" of objects that each allow further members '
             '(say "additionalProperties": false in one), or patternProperties of which two match one name'
         )
+    if "recursion limit" in line:
+        # llguidance's reader of JSON ends at 128 levels, Python at several hundred.
+        return _TOO_DEEP
     if "Too many items" in line or "too many" in line or "fuel" in line:
         return f"the {kind} is too complex: {line}"
     return f"the {kind} cannot be compiled: {line}"
