@@ -62,7 +62,7 @@ def test_the_context_is_the_workers_and_not_the_models() -> None:
         assert [model["max_model_len"] for model in get(front, "/v1/models").json["data"]] == [100]
         answer = post(front, TEXT, {"prompt": [1] * 40, "max_tokens": 5000, "ignore_eos": True})
         assert (answer.status, answer.json["usage"]["total_tokens"]) == (200, 100)
-        refused = post(front, "/v1/messages", {**chat("a" * 5000), "max_tokens": 10})
+        refused = post(front, "/v1/messages", {**chat("a" * 5000, model="fake"), "max_tokens": 10})
         assert (refused.status, refused.json["error"]["message"][:18]) == (400, "prompt is too long")
 
 
