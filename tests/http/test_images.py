@@ -10,7 +10,9 @@ import io
 import json
 import socket
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from select import select
 from typing import Any
@@ -28,6 +30,7 @@ from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.errors import BadRequest
 from zmqengine.testing import FakeWorker
 from zmqengine_http import HttpConfig
+from zmqengine_http.prompt.pictures import Picture, prepared
 from zmqengine_http.serving.body_room import BodyRoom
 
 MODEL = "fake"
@@ -284,6 +287,43 @@ def test_the_event_loop_does_nothing_of_an_image_but_send_it(sees: Front) -> Non
     sees.loop.call_soon_threadsafe(sys.setprofile, None)
     assert work.calls > 1000
     assert not work.found
+
+
+def test_requests_with_images_take_turns_and_one_that_left_goes_no_further(
+    sees: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixty images of 50 megapixels, in a body of 4 MB whose client had left, kept all others waiting for 37 s."""
+    order: list[str] = []
+    go_on = threading.Event()
+
+    def noted(picture: Picture, model: Any) -> Picture:
+        order.append(picture.data[-20:])
+        assert go_on.wait(60)
+        return prepared(picture, model)
+
+    monkeypatch.setattr("zmqengine_http.prompt.prompts.prepared", noted)
+    crowd = [encoded((red, 0, 0)) for red in range(24)]
+    one = encoded((0, 9, 0))
+    with ThreadPoolExecutor(2) as threads, socket.create_connection(("127.0.0.1", sees.port)) as leaving:
+        body = json.dumps(chat_body(*map(image_part, crowd[:12]))).encode()
+        head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        leaving.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        wait_until(lambda: len(order) == 1, "the first is prepared")
+        staying = threads.submit(
+            post, sees, "/v1/chat/completions", chat_body(*map(image_part, crowd[12:]), TEXT)
+        )
+        wait_until(lambda: len(order) == 2, "both threads are busy")
+        bodies = sees.service.bodies
+        two = bodies.held
+        alone = threads.submit(post, sees, *openai(one))
+        wait_until(lambda: bodies.held > two, "the third has come")
+        leaving.close()
+        wait_until(lambda: bodies.held < two, "the server has noticed")
+        go_on.set()
+        assert said(alone.result())
+        assert said(staying.result())
+    assert order.index(one[-20:]) < 6
+    assert sum(data[-20:] in order for data in crowd[:12]) <= 2
 
 
 def _is_settled(flood: socket.socket, bodies: BodyRoom, held: int) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from zmqengine.errors import BadRequest, TooLarge
 from zmqengine.protocol.messages import ImageRef, Limits
 from zmqengine.vision_card import VisionCard
-from zmqengine_client.images.preparing import IMAGES, ImageFacts, PreparedImage
+from zmqengine_client.images.image_body import ImageBody
+from zmqengine_client.images.preparing import IMAGES, ImageFacts
 from zmqengine_client.images.prompt_image import PromptImage
 from zmqengine_client.images.sources import ImageLike
 
@@ -37,27 +38,45 @@ class Placed(NamedTuple):
     images: list[PromptImage]
 
 
-def place_images(ids: Sequence[int], files: Sequence[bytes], card: VisionCard, limits: Limits) -> Placed:
-    """Prepare the images in these files, and put their tokens in place of the placeholders. Blocking.
+class ReadyImage(NamedTuple):
+    """An image for a prompt. `body` has its pixels if they had to be made; `make` makes them again, and blocks."""
+
+    facts: ImageFacts
+    make: Callable[[], ImageBody]
+    body: ImageBody | None
+
+
+def ready_image(data: bytes, card: VisionCard, limits: Limits) -> ReadyImage:
+    """The image in a file. Blocking. Raises `BadRequest` and `TooLarge`."""
+    prepared = IMAGES.prepare(data, card, limits.image_patches_max)
+    make = functools.partial(IMAGES.body, data, card, limits.image_patches_max)
+    return ReadyImage(prepared.facts, make, prepared.body)
+
+
+def ready_images(files: Sequence[bytes], card: VisionCard, limits: Limits) -> list[ReadyImage]:
+    """The images in these files. Blocking.
 
     Raises `BadRequest` and `TooLarge`, with the number of the image where it is about one of them.
     """
     if len(files) > limits.images_max:
         raise BadRequest(f"images: {len(files)}, the worker takes {limits.images_max} in one request")
-    prepared = [_prepared(place, data, card, limits.image_patches_max) for place, data in enumerate(files)]
-    expanded = expand(ids, [image.facts for image in prepared], card)
-    images = [
-        PromptImage(span, functools.partial(IMAGES.body, data, card, limits.image_patches_max), image.body)
-        for span, data, image in zip(expanded.spans, files, prepared, strict=True)
-    ]
-    return Placed(expanded.ids, images)
+    return [_numbered(place, data, card, limits) for place, data in enumerate(files)]
 
 
-def _prepared(place: int, data: bytes, card: VisionCard, patches_max: int) -> PreparedImage:
+def _numbered(place: int, data: bytes, card: VisionCard, limits: Limits) -> ReadyImage:
     try:
-        return IMAGES.prepare(data, card, patches_max)
+        return ready_image(data, card, limits)
     except (BadRequest, TooLarge) as error:
         raise type(error)(f"image {place}: {error.message.removeprefix('images: ')}") from None
+
+
+def place_images(ids: Sequence[int], images: Sequence[ReadyImage], card: VisionCard) -> Placed:
+    """The tokens of images in place of their placeholders. Raises `BadRequest` as `expand` does."""
+    expanded = expand(ids, [image.facts for image in images], card)
+    placed = [
+        PromptImage(span, image.make, image.body) for span, image in zip(expanded.spans, images, strict=True)
+    ]
+    return Placed(expanded.ids, placed)
 
 
 def take_images(messages: Sequence[Mapping[str, Any]]) -> Pictured:

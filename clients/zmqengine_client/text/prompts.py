@@ -13,7 +13,13 @@ from zmqengine.errors import BadRequest, ZmqEngineError
 from zmqengine.protocol.messages import Limits
 from zmqengine_client.core.options import token_ids
 from zmqengine_client.core.request import Request
-from zmqengine_client.images.prompts import place_images, take_images, with_markers, without_marker
+from zmqengine_client.images.prompts import (
+    place_images,
+    ready_images,
+    take_images,
+    with_markers,
+    without_marker,
+)
 from zmqengine_client.images.sources import ImageLike, file_bytes
 from zmqengine_client.text.stop_strings import stop_list
 from zmqengine_client.text.text_reader import TextReader
@@ -92,7 +98,8 @@ def set_text_prompt(
         if encode.images:
             assert limits is not None
             files = [file_bytes(image) for image in encode.images]
-            ids, request.images = place_images(ids, files, tokenizer.vision_card, limits)
+            card = tokenizer.vision_card
+            ids, request.images = place_images(ids, ready_images(files, card, limits), card)
         if not ids:
             raise BadRequest("the prompt is empty")
         prediction = request.options.prediction

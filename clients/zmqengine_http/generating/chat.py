@@ -127,7 +127,8 @@ async def render(service: Service, exchange: Exchange, chat: Chat) -> Prompt:
     """The prompt of a chat, after its head was normalized by `StableHead`."""
     variables = {**chat.variables, **_reasoning(exchange, chat)}
 
-    pictures = await fetched(_at_most(chat), service.fetching)
+    pictures: Sequence[Picture] = await fetched(_at_most(chat), service.fetching)
+    pictures = await service.tokenizing.images(exchange.id, chat.model, pictures)
 
     def work() -> tuple[Prompt, StableHeadResult]:
         head = service.head.normalize(chat.messages, chat.head_tools)
@@ -135,7 +136,7 @@ async def render(service: Service, exchange: Exchange, chat: Chat) -> Prompt:
         return prompt, head
 
     if chat.pictures:
-        prompt, head = await service.tokenizing.images(exchange.id, work, lambda done: len(done[0].images))
+        prompt, head = await service.tokenizing.image_work(work)
     elif is_short(exchange.body_bytes):
         head = service.head.normalize(chat.messages, chat.head_tools)
         prompt = await service.tokenizing.short_chat(

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from zmqengine_client.errors import BadRequest, TooLarge
+from zmqengine_client.images.prompts import ReadyImage, ready_image
 from zmqengine_client.images.sources import base64_bytes, data_url_bytes
 from zmqengine_http.serving.errors import ApiError, bad_field
 from zmqengine_http.serving.fetching import ImageFetching
@@ -20,11 +21,15 @@ _MARK = re.compile(f"{_OPEN}([0-9]+){_CLOSE}")
 
 
 class Picture(NamedTuple):
-    """An image as sent: a data URL, base64 or a URL, and its field for refusals. `fetched`: the bytes at the URL."""
+    """An image as sent: a data URL, base64 or a URL, and its field for refusals. `fetched`: the bytes at the URL.
+
+    `ready`: the image for the prompt, once it is prepared.
+    """
 
     data: str
     where: str
     fetched: bytes | None = None
+    ready: ReadyImage | None = None
 
     @property
     def is_url(self) -> bool:
@@ -44,6 +49,15 @@ class Picture(NamedTuple):
             return data_url_bytes(self.data) if self.data[:5].lower() == "data:" else base64_bytes(self.data)
         except (BadRequest, TooLarge) as error:
             raise image_refusal(self.where, error.message) from None
+
+
+def prepared(picture: Picture, model: Model) -> Picture:
+    """The image, ready for a prompt of this model. Blocking. Raises a 400 that names the field."""
+    try:
+        ready = ready_image(picture.file(), model.tokenizer.vision_card, model.limits)
+    except (BadRequest, TooLarge) as error:
+        raise image_refusal(picture.where, error.message.removeprefix("images: ")) from None
+    return picture._replace(ready=ready)
 
 
 class Pictures:

@@ -8,6 +8,7 @@ time.
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,7 @@ from zmqengine_client.images.prompts import place_images
 from zmqengine_client.images.threads import IMAGE_THREADS
 from zmqengine_client.text.tokenizer import Tokenizer
 from zmqengine_http.prompt.open_turn import OpenTurn, open_turn
-from zmqengine_http.prompt.pictures import Picture
+from zmqengine_http.prompt.pictures import Picture, prepared
 from zmqengine_http.prompt.template import render_chat
 from zmqengine_http.serving import logs
 from zmqengine_http.serving.errors import ApiError, ContextTooLong, bad_field
@@ -93,14 +94,22 @@ class Tokenizing:
             logs.warning(what, id=request_id, seconds=round(seconds, 3), **facts)
         return result
 
-    async def images(self, request_id: str, work: Callable[[], T], count: Callable[[T], int]) -> T:
-        """The result of `work` on a prompt with images, in their own few threads; `count` gives their number."""
+    async def images(self, request_id: str, model: Model, pictures: Sequence[Picture]) -> list[Picture]:
+        """The images, ready for a prompt. Raises a 400 that names the field of one that is none.
+
+        They are prepared one at a time, so that requests with images take turns in the few threads of images, and one
+        whose client has left ends after an image.
+        """
         started = time.monotonic()
-        result = await asyncio.wrap_future(IMAGE_THREADS.submit(work))
+        ready = [await self.image_work(functools.partial(prepared, each, model)) for each in pictures]
         seconds = time.monotonic() - started
         if seconds > SLOW_S:
-            logs.warning("slow images", id=request_id, seconds=round(seconds, 3), images=count(result))
-        return result
+            logs.warning("slow images", id=request_id, seconds=round(seconds, 3), images=len(ready))
+        return ready
+
+    async def image_work(self, work: Callable[[], T]) -> T:
+        """The result of `work` on images or on a prompt that has some, in their own few threads."""
+        return await asyncio.wrap_future(IMAGE_THREADS.submit(work))
 
     async def texts(self, request_id: str, size: int, model: Model, texts: Sequence[str]) -> list[list[int]]:
         """The token ids of each text."""
@@ -167,8 +176,8 @@ def encode_chat(
         # The template writes the special tokens itself.
         tokens = model.tokenizer.encode(text, add_special_tokens=False)
         if found:
-            files = [picture.file() for picture in found]
-            tokens, images = place_images(tokens, files, model.tokenizer.vision_card, model.limits)
+            ready = [picture.ready for picture in found if picture.ready is not None]
+            tokens, images = place_images(tokens, ready, model.tokenizer.vision_card)
     except ZmqEngineError as error:
         raise _refused_messages(error) from None
     return msgspec.structs.replace(_chat_prompt(model, tokens, prefill), images=images)
