@@ -15,13 +15,23 @@ def _card(front_end: FrontEnd) -> Body:
     return front_end.done(front_end.ask("Z"), "z").get("vision") or {}
 
 
-class _Image:
-    """An image of two cells with pixels of one value, as the page says how to name and place it."""
+def _reads_tiles(card: Body) -> bool:
+    """Whether all grids are tiles, by the rule for the size."""
+    return card.get("resize") in ("fixed", "tiles", "tiles_ratio")
 
-    def __init__(self, card: Body, value: int) -> None:
+
+class _Image:
+    """An image with pixels of one value, as the page says how to name and place it: of two cells, or of one tile where
+    the model reads tiles alone. `features`: its number of them."""
+
+    def __init__(self, card: Body, value: int, *, is_tile: bool | None = None) -> None:
         self.card = card
-        self.grids = [[card["merge"], 2 * card["merge"]]]
-        patches = 2 * card["merge"] ** 2
+        merge, tile = card["merge"], card.get("tile", 0) // card["patch"]
+        self.grids = [
+            [tile, tile] if (_reads_tiles(card) if is_tile is None else is_tile) else [merge, 2 * merge]
+        ]
+        patches = self.grids[0][0] * self.grids[0][1]
+        self.features = patches // merge**2
         self.pixels = bytes([value]) * (patches * 3 * card["patch"] ** 2)
         kind = card["kind"].encode()
         named = struct.pack("<I", len(kind)) + kind + struct.pack("<III", 1, *self.grids[0])
@@ -37,8 +47,8 @@ class _Image:
         return front_end.command("G", **(body | other))
 
     def insert(self, front_end: FrontEnd, request: str, **fields: Any) -> Reply:
-        prompt = [5, 6, *[self.card["token"]] * 2, 7]
-        body = {"images": [[self.hash, 2, 2, self.grids]], "seed": 1}
+        prompt = [5, 6, *[self.card["token"]] * self.features, 7]
+        body = {"images": [[self.hash, 2, self.features, self.grids]], "seed": 1}
         return front_end.insert(request, prompt, **(body | fields))
 
 
@@ -67,7 +77,10 @@ def _wanted(make: Make) -> None:
     front_end.done(image.insert(front_end, "r", cache_scope="session"), "i")
     tokens, end = front_end.read("r")
     expect(end.get("finish") == "length", f"it ended with {end.get('finish')!r}")
-    expect(end.get("prompt_tokens") == 5, "the image's tokens are not counted as tokens of the prompt")
+    expect(
+        end.get("prompt_tokens") == 3 + image.features,
+        "the image's tokens are not counted as tokens of the prompt",
+    )
     front_end.done(image.insert(front_end, "again", cache_scope="session"), "i")
     again, _ = front_end.read("again")
     expect(again == tokens, "the same image gives other tokens")
@@ -100,15 +113,17 @@ def _wrong(make: Make) -> None:
     front_end.refused(image.put(front_end, pixels=b""), "bad_request")
     front_end.refused(image.put(front_end, colour="blue"), "bad_request")
     front_end.done(image.put(front_end))
-    limit = front_end.welcome["limits"]["images_max"]
+    if _reads_tiles(card):
+        front_end.refused(_Image(card, 3, is_tile=False).put(front_end), "bad_request")
+    limit, count = front_end.welcome["limits"]["images_max"], image.features
     for rows in (
-        [[image.hash, 1, 2, image.grids]],
-        [[image.hash, 2, 9, image.grids]],
-        [[image.hash, 2, 2, [[card["merge"], card["merge"]]]]],
-        [[image.hash, 2, 2, image.grids]] * 2,
-        [[image.hash, 2, 2, image.grids]] * (limit + 1),
+        [[image.hash, 1, count, image.grids]],
+        [[image.hash, 2, count + 7, image.grids]],
+        [[image.hash, 2, count, [[card["merge"], card["merge"]]]]],
+        [[image.hash, 2, count, image.grids]] * 2,
+        [[image.hash, 2, count, image.grids]] * (limit + 1),
     ):
         front_end.refused(image.insert(front_end, "r", images=rows), "bad_request")
-    ends = [5, *[card["token"]] * 2]
-    at_the_end = {"images": [[image.hash, 1, 2, image.grids]]}
+    ends = [5, *[card["token"]] * count]
+    at_the_end = {"images": [[image.hash, 1, count, image.grids]]}
     front_end.refused(front_end.insert("r", ends, **at_the_end), "bad_request")
