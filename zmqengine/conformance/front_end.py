@@ -22,6 +22,10 @@ class NotConforming(Exception):
     """A deviation of the worker from SPEC.md, described in the message."""
 
 
+class NotApplicable(Exception):
+    """A rule about what this worker's model does not do."""
+
+
 def expect(holds: object, otherwise: str) -> None:
     """Raise NotConforming unless `holds`."""
     if not holds:
@@ -142,7 +146,10 @@ class FrontEnd:
     # --- requests ---
 
     def insert(self, request: str, prompt: list[int] | None = None, **fields: Any) -> Reply:
-        """Insert a request; prompt and max_tokens have defaults."""
+        """Insert a request; prompt and max_tokens have defaults. Raises NotApplicable where the model generates
+        nothing."""
+        if not self.description["model"].get("generates", True):
+            raise NotApplicable
         body = {
             "epoch": self.welcome["epoch"],
             "prompt": prompt or [5, 6, 7],

@@ -58,7 +58,8 @@ def _refused(make: Make) -> None:
         expect(not front_end.welcome["limits"].get("texts_max"), "texts_max without vectors")
         front_end.refused(_embed(front_end, "e", TEXTS, output="embedding"), "bad_request")
     if not front_end.description["model"].get("generates", True):
-        front_end.refused(front_end.insert("r"), "bad_request")
+        body = {"epoch": front_end.welcome["epoch"], "prompt": [5, 6, 7], "max_tokens": 8}
+        front_end.refused(front_end.command("I", request="r", **body), "bad_request")
 
 
 @rule("E embed", "one vector for each text in order, equal for equal texts whatever stands beside them")
