@@ -16,6 +16,7 @@ from tests.support.workers import START_S, wait_until
 from zmqengine.config import WorkerConfig
 from zmqengine.errors import ConfigError, Draining, ModelLoadError, NeverFits, UnknownModel
 from zmqengine.protocol.launcher import ModelProgress
+from zmqengine.serve.entries import read_offer
 from zmqengine.serve.gateway import GatewayRegistration
 from zmqengine.worker.process.parent import WORKER_CONFIG
 from zmqengine_client import AsyncClient
@@ -296,6 +297,18 @@ def test_whoever_vanishes_frees_what_it_had() -> None:
             holder._socket.close(0)
             async with launched.client() as launcher:
                 await wait_for(launcher, "a", lambda entry: entry.requests == 0, "it is still held")
+
+        asyncio.run(run())
+
+
+def test_a_model_loads_where_it_just_fits() -> None:
+    """Its worker refused the memory that the launcher had reckoned for it."""
+    need = read_offer(["pico"], Path("/tmp"), {}).find("pico").need_bytes
+    with LauncherProcess(toml({"pico": {}}, memory=need)) as launched:
+
+        async def run() -> None:
+            async with launched.client() as launcher:
+                await launcher.want("pico")
 
         asyncio.run(run())
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.worker.harness import Harness
 from zmqengine.engine.fake.fake_engine import FakeEngine, FakeEngineConfig, expected_tokens
 from zmqengine.engine.interface import RowRequest
@@ -125,3 +127,19 @@ def test_memory_of_constraints_is_not_there_for_rows() -> None:
     claims.clear()
     ledger.resize(limit(500), 0)
     assert constraints.bytes_max == int(limit(500) / 16)
+
+
+def test_constraints_leave_the_rows_most_of_little_memory() -> None:
+    """Weights that take most of the limit: a sixteenth of it would be all that they leave, and no row would fit."""
+    weights = 80 << 20
+    engine, constraints = (
+        FakeEngine(FakeEngineConfig(parameter_bytes=weights, kv_bytes_token=KIB)),
+        ConstraintMemory(),
+    )
+    limit_bytes = int((weights + (4 << 20)) / 0.9)
+    ledger = MemoryLedger(engine, limit_bytes=limit_bytes, prompt_cache_share=1, constraints=constraints)
+    assert ledger.kv_bytes_max == pytest.approx(4 << 20, abs=2)
+    assert constraints.bytes_max == pytest.approx(2 << 20, abs=2)
+    assert ledger.row_bytes_max == ledger.kv_bytes_max - constraints.bytes_max
+    ledger.resize(limit_bytes - (2 << 20), 0)
+    assert constraints.bytes_max < 2 << 20

@@ -11,6 +11,8 @@ IMAGES_SHARE = 1 / 16
 """Share of the limit for the pixels of images; as much is for their features."""
 CONSTRAINTS_SHARE = 1 / 16
 """The most of the limit for constraints, 1 GiB of 16: 10,000 ordinary ones, or 16 that have grown to 64 MB each."""
+CONSTRAINTS_ROOM_SHARE = 1 / 2
+"""The most for them of what the weights leave: where a model takes most of the memory, its rows need the rest."""
 WORKSPACE_SHARE = 0.1
 """Share of the limit kept free for a step's workspace; more where the engine's own estimate is higher."""
 
@@ -47,7 +49,7 @@ class MemoryLedger:
         """The most bytes that pixels of images take."""
         taken = self._taken_bytes(limit_bytes)
         self.kv_bytes_max = limit_bytes - taken
-        self._bound_constraints(limit_bytes)
+        self._bound_constraints()
         if self.row_bytes_max < engine.project_bytes(2):
             raise ConfigError(
                 f"weights, padding and workspace take {taken} bytes, which leaves nothing of the memory limit of "
@@ -61,8 +63,9 @@ class MemoryLedger:
         """Change the limit. It leaves at least the reserved bytes, and `least_bytes`, for rows."""
         taken = self._taken_bytes(limit_bytes)
         least_bytes = max(least_bytes, self.reserved_bytes, self._engine.project_bytes(2))
-        self._bound_constraints(limit_bytes)
-        self.kv_bytes_max = max(limit_bytes - taken, least_bytes + self._constraint_bytes_max)
+        self.limit_bytes, self.kv_bytes_max = limit_bytes, limit_bytes - taken
+        self._bound_constraints()
+        self.kv_bytes_max = max(self.kv_bytes_max, least_bytes + self._constraint_bytes_max)
         self.limit_bytes = self.kv_bytes_max + taken
         self._engine.limit_memory(self.limit_bytes)
 
@@ -129,10 +132,11 @@ class MemoryLedger:
         # Above the bound for as long as it takes to end requests, it is not taken from rows.
         return 0 if self._constraints is None else min(self._constraints.bytes, self._constraints.bytes_max)
 
-    def _bound_constraints(self, limit_bytes: int) -> None:
+    def _bound_constraints(self) -> None:
         if self._constraints is not None:
+            most = min(self.limit_bytes * CONSTRAINTS_SHARE, self.kv_bytes_max * CONSTRAINTS_ROOM_SHARE)
             # A lower limit ends no request.
-            self._constraints.bytes_max = max(int(limit_bytes * CONSTRAINTS_SHARE), self._constraints.bytes)
+            self._constraints.bytes_max = max(int(most), self._constraints.bytes)
 
     def _taken_bytes(self, limit_bytes: int) -> int:
         memory = self._engine.memory()
