@@ -12,6 +12,7 @@ from zmqengine.cli.commands.demo.two_streams import Columns, side_by_side
 def test_texts_stand_beside_each_other() -> None:
     """Each wrapped in its own column."""
     assert side_by_side(["one two three", "four"], 13) == ["one   | four", "two   |", "three |"]
+    assert side_by_side(["one", "four"], 1)[:2] == ["o | f", "n | o"], "a terminal may have any width"
 
 
 @given(st.lists(st.text(), min_size=1, max_size=3), st.integers(min_value=20, max_value=120))

@@ -57,6 +57,7 @@ def test_on_a_terminal_the_columns_are_drawn_as_they_grow() -> None:
         terminal.close()
     assert len(FIGURES.findall(terminal.shown)) == 2
     assert re.search(r"\x1b\[\d+A", terminal.shown)
+    assert "zmqengine worker" not in terminal.shown, "nobody has to start a worker: the demo does"
 
 
 @pytest.mark.slow

@@ -22,8 +22,7 @@ import click
 
 from zmqengine.cli.commands.demo.images import ask_about_images
 from zmqengine.cli.commands.demo.tools import run_tools
-from zmqengine.cli.connection import connect, loading
-from zmqengine.cli.flags import WorkerTarget
+from zmqengine.cli.connection import loading
 from zmqengine.cli.progress_line import ProgressLine
 from zmqengine.errors import NotReady, WorkerLost
 from zmqengine_client import Client
@@ -120,7 +119,7 @@ def _worker(name: str, model: str) -> Iterator[int]:
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log, start_new_session=True)
         try:
-            with connect(WorkerTarget(name), name="demo") as client, ProgressLine(lambda: loading(client)):
+            with Client(name, name="demo") as client, ProgressLine(lambda: loading(client)):
                 pid = _wait_ready(client, process, log)
             yield pid
         finally:
@@ -219,8 +218,8 @@ _BETWEEN = " | "
 
 
 def side_by_side(texts: Sequence[str], width: int) -> list[str]:
-    """Texts wrapped in columns of equal width, as lines of at most `width` characters."""
-    column = (width - len(_BETWEEN) * (len(texts) - 1)) // len(texts)
+    """Texts wrapped in columns of equal width, as lines of at most `width` characters if a column has one."""
+    column = max(1, (width - len(_BETWEEN) * (len(texts) - 1)) // len(texts))
     wrapped = [
         [line for paragraph in text.split("\n") for line in textwrap.wrap(paragraph, column) or [""]]
         for text in texts
