@@ -29,6 +29,8 @@ Ids = Annotated[list[TokenId], Meta(max_length=64)]
 
 ResizeRule = Literal["area", "cells", "longest", "fixed", "tiles", "tiles_ratio", "tiles_area"]
 ResizeFilter = Literal["bilinear", "bicubic", "lanczos"]
+_TILES_ALONE: frozenset[ResizeRule] = frozenset(("fixed", "tiles", "tiles_ratio"))
+"""Rules whose grids all have the size of a tile; a tower may have a table of positions for it."""
 
 
 class VisionCard(Struct, frozen=True, omit_defaults=True):
@@ -165,7 +167,11 @@ def check_images(
 
 
 def check_patches(grids: Sequence[tuple[int, int]], card: VisionCard, patches_max: int) -> None:
-    """Raise `BadRequest` for an image that is larger than the worker takes, with the size that it takes."""
+    """Raise `BadRequest` for grids that the card's rule never makes, and for an image that is larger than the worker
+    takes, with the size that it takes."""
+    side = card.tile // card.patch
+    if card.resize in _TILES_ALONE and any(tuple(grid) != (side, side) for grid in grids):
+        raise BadRequest(f"images: grids of {card.kind} are tiles of {side} x {side} patches, all of them")
     patches = card.patches(grids)
     if patches > patches_max:
         raise BadRequest(
