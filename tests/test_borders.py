@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import tomllib  # type: ignore[import-not-found, unused-ignore]
 
 from tools import module_graph
 
@@ -151,6 +154,35 @@ def test_a_package_imports_only_what_it_stands_on() -> None:
         package = top(name.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
         ours = {top(imported) for imported in imports(path) if imported.split(".")[0].startswith("zmqengine")}
         assert ours <= ALLOWED[package], name
+
+
+# What tracing needs has an extra of its own.
+@pytest.mark.parametrize(
+    ("extra", "apart"), [("http", {"opentelemetry"}), ("metrics", set()), ("smg", set())]
+)
+def test_a_front_end_finds_what_it_imports_in_its_extra(extra: str, apart: set[str]) -> None:
+    """Installed by itself, as in a container of its own, it can do all that it does."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    required = [*project["dependencies"], *project["optional-dependencies"][extra]]
+    installed = {canonical(re.split(r"[^\w.-]", requirement)[0]) for requirement in required}
+    distributions = importlib.metadata.packages_distributions()
+    imported = {
+        module.split(".")[0]
+        for path in (CLIENTS / f"zmqengine_{extra}").rglob("*.py")
+        for module in imports(path)
+    }
+    missing = {
+        module
+        for module in imported - sys.stdlib_module_names - {"_typeshed"} - apart
+        if not module.startswith("zmqengine")
+        and installed.isdisjoint(map(canonical, distributions.get(module, (module,))))
+    }
+    assert not missing
+
+
+def canonical(distribution: str) -> str:
+    """The name of a distribution as an index spells it."""
+    return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
 def test_no_file_imports_in_a_circle() -> None:
