@@ -47,6 +47,16 @@ def test_a_refused_request_is_told_without_a_traceback() -> None:
     assert ran.stderr.endswith("ended early; it says why above\n")
 
 
+def test_a_model_that_cannot_be_loaded_is_told_without_advice_about_workers() -> None:
+    """The demo's own worker says what is wrong, and another worker would not help."""
+    ran = subprocess.run(
+        [*COMMAND, "demo", "--model", "absent"], capture_output=True, text=True, check=False, timeout=100
+    )
+    assert ran.returncode == 1
+    assert "there is no directory absent" in ran.stderr
+    assert "--worker" not in ran.stderr
+
+
 def test_on_a_terminal_the_columns_are_drawn_as_they_grow() -> None:
     """Drawing over what was drawn before."""
     terminal = Terminal([*COMMAND, "demo"], {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -43,3 +44,11 @@ def test_the_command_says_what_is_wrong() -> None:
     result = CliRunner().invoke(smg, ["--listen", "0.0.0.0:1"])
     assert isinstance(result.exception, ConfigError)
     assert "--insecure-no-key" in result.exception.message
+
+
+def test_a_wire_whose_packages_are_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are imported when the adapter starts."""
+    monkeypatch.setitem(sys.modules, "zmqengine_smg.grpc_server", None)
+    result = CliRunner().invoke(smg, ["--listen", "127.0.0.1:0"])
+    assert result.exit_code == 1
+    assert "pip install 'zmqengine[smg]'" in result.output

@@ -60,17 +60,19 @@ def smg(
     """
     try:
         from zmqengine_smg import SmgConfig, run
+
+        config = SmgConfig(
+            worker=target.address,
+            keys=keys_of(target),
+            listen=listen,
+            engine=engine,
+            insecure_no_key=insecure_no_key,
+            tokenizer_directory=tokenizer_dir,
+            patience_s=patience,
+            drain_s=drain,
+        )
+        logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
+        # This imports the packages of the chosen wire.
+        asyncio.run(run(config))
     except ImportError as error:
         raise click.ClickException(f"{error}: install it with pip install 'zmqengine[smg]'") from None
-    config = SmgConfig(
-        worker=target.address,
-        keys=keys_of(target),
-        listen=listen,
-        engine=engine,
-        insecure_no_key=insecure_no_key,
-        tokenizer_directory=tokenizer_dir,
-        patience_s=patience,
-        drain_s=drain,
-    )
-    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
-    asyncio.run(run(config))

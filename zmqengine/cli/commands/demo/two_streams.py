@@ -133,7 +133,7 @@ def _wait_ready(client: Client, process: subprocess.Popen[bytes], log: IO[str]) 
             return client.wait_ready(timeout_s=_LOOK_EVERY_S).pid
         except (WorkerLost, NotReady):
             if process.poll() is not None:
-                raise WorkerLost(_last_line(log) or "the worker ended without a word") from None
+                raise click.ClickException(_last_line(log) or "the worker ended without a word") from None
 
 
 @contextlib.contextmanager
