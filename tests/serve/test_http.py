@@ -86,7 +86,7 @@ def site() -> Iterator[Site]:
     """Two models that fit together, one that fits alone, one that never fits, one that cannot load."""
     models = toml(
         {
-            "small": {**fake(1), "aliases": ["gpt-4o"]},
+            "small": {**fake(1), "aliases": ["gpt-4o", "tagged:latest"]},
             "other": fake(2),
             "slow": fake(1, **SLOW),
             "large": fake(50),
@@ -111,6 +111,14 @@ def test_a_request_loads_the_model_that_it_names(site: Site) -> None:
     assert answer.json["usage"]["completion_tokens"] == 4
     assert site.states()["small"] == "loaded"
     assert site.states()["gpt-4o"] == "loaded"
+
+
+@pytest.mark.parametrize("name", ["small", "small:latest", "tagged:latest"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/api/generate"])
+def test_a_name_may_have_ollamas_tag(site: Site, path: str, name: str) -> None:
+    """In every API: a model was loaded for a request that then was a 404. On the list, the tag is a part of a name."""
+    answer = site.call("POST", path, {"model": name, "prompt": "a", "stream": False})
+    assert answer.status == 200, answer.body
 
 
 def test_a_misspelt_name_is_a_404_with_names_alike_and_loads_nothing(site: Site) -> None:
@@ -181,7 +189,7 @@ def test_load_and_unload_in_the_forms_of_others(site: Site) -> None:
 
 def test_ollamas_keep_alive(site: Site) -> None:
     """An empty request loads; one with `keep_alive: 0` unloads."""
-    loaded = site.call("POST", "/api/generate", {"model": "other:latest", "keep_alive": "10m"})
+    loaded = site.call("POST", "/api/generate", {"model": "other:latest", "keep_alive": "10m0s"})
     assert loaded.json["done_reason"] == "load"
     assert site.states()["other"] == "loaded"
     card = site.call("GET", "/v1/models/other").json

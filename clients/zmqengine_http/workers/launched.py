@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 
 from zmqengine.protocol.launcher import ModelChanges, ModelEntry
@@ -12,13 +13,11 @@ from zmqengine_client.errors import UnknownModel, ZmqEngineError
 from zmqengine_client.launcher import AsyncLauncher, OnLost
 from zmqengine_http.serving.errors import ApiError, bad_field, no_worker
 from zmqengine_http.serving.exchange import Scope
-from zmqengine_http.workers.pool import LOADED_MODEL, Pool
+from zmqengine_http.workers.pool import LATEST, LOADED_MODEL, Pool
 from zmqengine_http.workers.worker import Connect, PooledWorker
 
 LOOK_S = 0.5
 """Interval of checks that the launcher lives, while requests wait for a model."""
-LATEST = ":latest"
-"""The tag that Ollama's clients add to every name."""
 CHANGES_MAX = 256
 """Changes that a reader of events may be behind; then it is sent the whole list instead."""
 
@@ -248,18 +247,18 @@ def of_one_model(scope: Scope) -> Scope:
 
 
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"-?(?:[\d.]+(?:ms|s|m|h))+")
+"""As Go writes one: Ollama's own programs send five minutes as `5m0s`."""
 
 
 def _seconds(name: str, value: object) -> float:
-    if isinstance(value, str):
-        text = value.strip()
-        unit = next((unit for unit in _UNITS_S if text.endswith(unit)), "")
-        number = text.removesuffix(unit)
-        factor = _UNITS_S.get(unit, 1.0)
-    else:
-        number, factor = str(value) if isinstance(value, (int, float)) else "", 1.0
+    text = value.strip() if isinstance(value, str) else str(value)
     try:
-        seconds = float(number) * factor
+        if _DURATION.fullmatch(text):
+            parts = re.findall(r"(-?[\d.]+)(ms|s|m|h)", text)
+            seconds = sum(float(number) * _UNITS_S[unit] for number, unit in parts)
+        else:
+            seconds = float(text)
     except ValueError:
         seconds = math.nan
     if isinstance(value, bool) or not math.isfinite(seconds) or seconds > 1e9:

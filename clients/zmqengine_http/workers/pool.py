@@ -16,6 +16,8 @@ SLACK = 4
 """Extra running requests over the least loaded worker up to which the worker with the prefix is chosen."""
 
 
+LATEST = ":latest"
+"""The tag that Ollama's clients add to every name."""
 LOADED_MODEL = "default_model"
 """The name that clients of mlx_lm.server use for the one model that is loaded."""
 
@@ -76,6 +78,8 @@ class Pool:
         alias = self._pattern(name)
         if alias is not None and alias in known:
             return known[alias]
+        if name.removesuffix(LATEST) in known:
+            return known[name.removesuffix(LATEST)]
         if name == LOADED_MODEL and len({model.card.name for model in known.values()}) == 1:
             return next(iter(known.values()))
         if any(worker.model is None for worker in self.workers):

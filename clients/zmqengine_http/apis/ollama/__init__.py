@@ -19,7 +19,6 @@ from zmqengine_http.apis.ollama.request import (
     OllamaRequest,
     chat_fields,
     completion_fields,
-    plain_name,
     prompt_as_chat,
 )
 from zmqengine_http.apis.ollama.writer import LINES, OllamaWriter, as_message, as_response, now, ollama_error
@@ -44,7 +43,7 @@ async def generate(service: Service, exchange: Exchange, request: OllamaGenerate
     if request.only_loads:
         await _loaded(service, exchange, request, as_response)
         return
-    model = service.pool.model(plain_name(request.model))
+    model = service.pool.model(request.model)
     if not (request.raw or request.suffix) and model.tokenizer.template_for(tools=False):
         await _answer_chat(service, exchange, prompt_as_chat(request), as_response)
         return
@@ -72,7 +71,7 @@ async def _answer_chat(
 
 async def _loaded(service: Service, exchange: Exchange, request: OllamaRequest, fields: _Fields) -> None:
     """Respond once the model is loaded, or with `keep_alive: 0` unloaded; an unknown one is a 404."""
-    name, reason = plain_name(request.model), "load"
+    name, reason = request.model, "load"
     if service.launched is None:
         service.pool.model(name)
     elif exchange.keep_alive_s == 0:
@@ -86,7 +85,7 @@ async def _loaded(service: Service, exchange: Exchange, request: OllamaRequest, 
 
 async def pull(service: Service, exchange: Exchange, request: OllamaModelRequest) -> None:
     """POST /api/pull: nothing is downloaded here; a model that is served is there already."""
-    name = plain_name(request.wanted)
+    name = request.wanted
     if service.launched is None:
         service.pool.model(name)
     else:

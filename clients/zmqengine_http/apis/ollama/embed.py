@@ -10,7 +10,6 @@ from msgspec import Meta, Struct
 
 from zmqengine_http.apis.embeddings import client_of, floats_of, send_floats
 from zmqengine_http.apis.embeddings.request import PositiveInt
-from zmqengine_http.apis.ollama.request import plain_name
 from zmqengine_http.endpoint import Service
 from zmqengine_http.serving.body import Body, reported
 from zmqengine_http.serving.exchange import Exchange
@@ -45,7 +44,7 @@ async def embed(service: Service, exchange: Exchange, request: OllamaEmbedReques
     """Respond with the vector of each input."""
     started_ns = time.monotonic_ns()
     texts = [request.input] if isinstance(request.input, str) else request.input
-    with client_of(service, exchange, service.pool.model(plain_name(request.model))) as client:
+    with client_of(service, exchange, service.pool.model(request.model)) as client:
         made = await client.embed_counted(texts, dimensions=request.dimensions, truncate=request.truncate)
 
     def document() -> bytes:
@@ -64,6 +63,6 @@ async def embed(service: Service, exchange: Exchange, request: OllamaEmbedReques
 
 async def old_embed(service: Service, exchange: Exchange, request: OllamaEmbeddingRequest) -> None:
     """Respond with the vector of one text."""
-    with client_of(service, exchange, service.pool.model(plain_name(request.model))) as client:
+    with client_of(service, exchange, service.pool.model(request.model)) as client:
         made = await client.embed_counted([request.prompt], truncate=True)
     await send_floats(exchange, made, lambda: msgspec.json.encode({"embedding": floats_of(made.vectors[0])}))

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 
 from zmqengine.protocol.launcher import ModelEntry
 from zmqengine_http.apis.models import offers_tools
-from zmqengine_http.apis.ollama.request import OllamaModelRequest, plain_name
+from zmqengine_http.apis.ollama.request import OllamaModelRequest
 from zmqengine_http.endpoint import Service
 from zmqengine_http.serving.exchange import Exchange
 from zmqengine_http.workers.worker import Model
@@ -52,11 +52,11 @@ async def ps(service: Service, exchange: Exchange) -> None:
 async def show(service: Service, exchange: Exchange, request: OllamaModelRequest) -> None:
     """POST /api/show: one model's template, context and capabilities; of one that is not loaded, the context alone."""
     if service.launched is not None:
-        entry = service.launched.entry(plain_name(request.wanted))
+        entry = service.launched.entry(request.wanted)
         if entry.name not in service.pool.models():
             await exchange.send_json(_unloaded(entry))
             return
-    model = service.pool.model(plain_name(request.wanted))
+    model = service.pool.model(request.wanted)
     await exchange.send_json(
         {
             "modelfile": "",

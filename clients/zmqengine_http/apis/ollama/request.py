@@ -155,16 +155,11 @@ def completion_fields(request: OllamaGenerateRequest) -> dict[str, object]:
     return document
 
 
-def plain_name(name: str) -> str:
-    """The model's name without Ollama's default tag, which its clients add."""
-    return name.removesuffix(":latest")
-
-
 def _common(request: OllamaRequest) -> dict[str, object]:
     options: Mapping[str, object] = {
         key: value for key, value in request.options.items() if value is not None
     }
-    return {**options, "model": plain_name(request.model), "stream": request.stream}
+    return {**options, "model": request.model, "stream": request.stream}
 
 
 def _response_format(format_: str | dict[str, object] | None) -> dict[str, object]:
