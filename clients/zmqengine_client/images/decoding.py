@@ -65,6 +65,10 @@ def decode(data: bytes) -> Image:
                     f"the {format_} is an animation: send the frame that is meant, as a PNG or JPEG"
                 )
             image.load()
+            bits = data[24] if format_ == "PNG" else 8
+            if image.mode == "L" and bits in (2, 4) and "transparency" in image.info:
+                # The pixels have 8 bits by now, and the grey that is transparent those of the file.
+                image.info["transparency"] *= 255 // (2**bits - 1)
             return upright(_rgb(image), orientation(image))
     except (BadRequest, TooLarge):
         raise

@@ -132,6 +132,14 @@ def test_what_is_transparent_is_white() -> None:
     assert clear.getpixel((0, 0)) == (255, 255, 255)
 
 
+@pytest.mark.parametrize(("depth", "row"), [(1, 0b0100_0000), (2, 0b0001_0000), (4, 0b0000_0001)])
+def test_a_grey_that_is_transparent_is_white_at_any_depth(depth: int, row: int) -> None:
+    """Programs that make a PNG smaller write few bits, and a grey that is not in the picture for what is clear."""
+    key = chunk(b"tRNS", struct.pack(">H", 1))
+    shown = decode(png(2, 1, depth=depth, colour=0, data=bytes([0, row]), more=key))
+    assert (shown.getpixel((0, 0)), shown.getpixel((1, 0))) == ((0, 0, 0), (255, 255, 255))
+
+
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_picture_is_turned_as_its_exif_says(orientation: int) -> None:
     """As PIL's own exif_transpose turns it."""
