@@ -254,7 +254,7 @@ def test_tokens_of_an_image_are_counted(sees: Front, path: str, number: str) -> 
     ("part", "reason"),
     [
         ({"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}, "fetches no URLs"),
-        ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, "not valid base64"),
+        ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, "is a data URL"),
         ({"type": "image_url", "image_url": {"url": "/etc/passwd"}}, "none of PNG|not valid base64"),
         ({"type": "image_url"}, "data URL"),
         (image_part("PHN2Zy8+"), "none of PNG"),

@@ -20,6 +20,9 @@ _OPEN, _CLOSE = f"\ufdd0{secrets.token_hex(8)}:", "\ufdd1"
 _MARK = re.compile(f"{_OPEN}([0-9]+){_CLOSE}")
 
 
+_NO_DATA = "an image is a data URL, such as data:image/png;base64,..."
+
+
 class Picture(NamedTuple):
     """An image as sent: a data URL, base64 or a URL, and its field for refusals. `fetched`: the bytes at the URL.
 
@@ -45,8 +48,11 @@ class Picture(NamedTuple):
             )
         if self.fetched is not None:
             return self.fetched
+        is_data = self.data[:5].lower() == "data:"
+        if not is_data and ":" in self.data[:64]:
+            raise image_refusal(self.where, _NO_DATA)
         try:
-            return data_url_bytes(self.data) if self.data[:5].lower() == "data:" else base64_bytes(self.data)
+            return data_url_bytes(self.data) if is_data else base64_bytes(self.data)
         except (BadRequest, TooLarge) as error:
             raise image_refusal(self.where, error.message) from None
 
@@ -74,7 +80,7 @@ class Pictures:
     def add(self, data: object, where: str) -> str:
         """The mark that stands for an image in a text. Raises a 400 for one that is no data URL and no base64."""
         if not isinstance(data, str) or not data:
-            raise image_refusal(where, "an image is a data URL, such as data:image/png;base64,...")
+            raise image_refusal(where, _NO_DATA)
         self.all.append(Picture(data, where))
         return f"{_OPEN}{len(self.all) - 1}{_CLOSE}"
 
