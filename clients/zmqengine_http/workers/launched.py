@@ -247,18 +247,23 @@ def of_one_model(scope: Scope) -> Scope:
 
 
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_DURATION = re.compile(r"-?(?:[\d.]+(?:ms|s|m|h))+")
-"""As Go writes one: Ollama's own programs send five minutes as `5m0s`."""
+_PART = re.compile(r"([0-9.]+)(ms|s|m|h)")
+"""Of a duration as Go writes one: Ollama's own programs send five minutes as `5m0s`."""
+
+
+def _duration_s(text: str) -> float:
+    """Seconds of a number, or of a duration. Raises ValueError."""
+    sign, parts = (-1.0, text[1:]) if text.startswith("-") else (1.0, text)
+    seconds, at = 0.0, 0
+    while part := _PART.match(parts, at):
+        seconds += float(part[1]) * _UNITS_S[part[2]]
+        at = part.end()
+    return sign * seconds if at and at == len(parts) else float(text)
 
 
 def _seconds(name: str, value: object) -> float:
-    text = value.strip() if isinstance(value, str) else str(value)
     try:
-        if _DURATION.fullmatch(text):
-            parts = re.findall(r"(-?[\d.]+)(ms|s|m|h)", text)
-            seconds = sum(float(number) * _UNITS_S[unit] for number, unit in parts)
-        else:
-            seconds = float(text)
+        seconds = _duration_s(value.strip() if isinstance(value, str) else str(value))
     except ValueError:
         seconds = math.nan
     if isinstance(value, bool) or not math.isfinite(seconds) or seconds > 1e9:
