@@ -110,6 +110,15 @@ def test_a_stream_goes_on_when_the_launcher_is_replaced() -> None:
         assert len(made) == 1500
 
 
+def test_a_command_without_a_worker_is_told_to_choose_a_model(launched: LauncherProcess) -> None:
+    """At once. It waited for 10 s, and was told to start a worker."""
+    warmed = launched.command("warm", "--model", "slow", str(launched.file))
+    assert warmed.returncode == 0, warmed.stderr
+    refused = launched.command("generate", "Once")
+    assert refused.returncode == 2
+    assert "choose with --model from slow, a, b, large" in refused.stderr
+
+
 def test_status_and_metrics_show_every_model(launched: LauncherProcess) -> None:
     with Client(launched.address, model="slow", connect_timeout_s=START_S) as client:
         client.wait_ready()

@@ -31,7 +31,8 @@ def connect(target: WorkerTarget, *, name: str, **more: Any) -> Client:
 
 @contextlib.contextmanager
 def ready_client(target: WorkerTarget, *, name: str) -> Iterator[Client]:
-    """A client of a worker that has its model loaded."""
+    """A client of a worker that has its model loaded. Raises `ConfigError` where the choice is a launcher's models."""
+    _check_named(target)
     progress: list[str] = []
 
     def tell(event: ClientEvent) -> None:
@@ -44,6 +45,19 @@ def ready_client(target: WorkerTarget, *, name: str) -> Iterator[Client]:
         with ProgressLine(lambda: progress[-1] if progress else None if target.model else loading(client)):
             client.wait_ready()
         yield client
+
+
+def _check_named(target: WorkerTarget) -> None:
+    """Raise `ConfigError` rather than wait for a worker that nobody starts, where a launcher has the models."""
+    if target.model is not None or target.address is not None or os.environ.get("ZMQENGINE_ADDRESS"):
+        return
+    address = resolve(None)
+    if is_listened_to(ipc_path(address)) or (listed := launched_models()) is None:
+        return
+    names = ", ".join(entry.name for entry in listed.models if not entry.never)
+    raise ConfigError(
+        f"no worker runs at {address}, but `zmqengine serve` does: choose with --model from {names}"
+    )
 
 
 def launched_models() -> ModelList | None:

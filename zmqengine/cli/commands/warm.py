@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from zmqengine.cli.connection import ready_client
-from zmqengine.cli.flags import WorkerTarget, worker_options
+from zmqengine.cli.flags import WorkerTarget, model_option, worker_options
 
 
 class _Conversation(msgspec.Struct, forbid_unknown_fields=True):
@@ -21,6 +21,7 @@ class _Conversation(msgspec.Struct, forbid_unknown_fields=True):
 @click.command()
 @click.argument("file", type=click.File("r", encoding="utf-8"))
 @worker_options
+@model_option
 def warm(file: TextIO, target: WorkerTarget) -> int:
     """Prefill the prompt in FILE and pin it in the prefix cache.
 
