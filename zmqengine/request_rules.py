@@ -136,12 +136,13 @@ def check_vectors(vectors: Vectors, model: VectorFacts, limits: VectorLimits) ->
         raise BadRequest("second: one index within its text for each of the texts")
 
 
-def check_text(text: Sequence[int], index: int, context_tokens: int) -> None:
-    """Raise for a text that is empty or longer than the model reads."""
+def check_text(text: Sequence[int], index: int, context_tokens: int, *, is_whole: bool = True) -> None:
+    """Raise for a text that is empty or longer than the model reads; one that is not whole has more tokens."""
     if not text:
         raise BadRequest(f"texts: text {index} is empty")
     if len(text) > context_tokens:
+        count = f"{'' if is_whole else 'over '}{len(text)}"
         raise ContextExceeded(
-            f"text {index} has {len(text)} tokens, over the {context_tokens} that the model reads: "
+            f"text {index} has {count} tokens, over the {context_tokens} that the model reads: "
             "shorten it, or ask for it to be truncated"
         )

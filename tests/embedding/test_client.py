@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from zmqengine_client import AsyncClient, Client
 from zmqengine_client.aio import waiting
 from zmqengine_client.aio.embedding import source_of
 from zmqengine_client.errors import BadRequest, ContextExceeded, DeadlineExceeded
+from zmqengine_client.text import long_texts
 from zmqengine_client.text.reranking import probability, question
+from zmqengine_client.text.tokenizer import Tokenizer as TextTokenizer
 
 WIDTH = 24
 CONFIG = FakeEngineConfig(dimensions=WIDTH, prefill_chunk=64)
@@ -83,7 +86,7 @@ def test_the_default_prompt_of_a_model_goes_before_texts() -> None:
     tokenizer.facts = {"default_prompt": "query", "prompt_query": "ab", "prompt_document": "d"}
     plain = tokenizer.encode_all(["abc", "dc", "c"])
     for prompt, expected in ((None, plain[0]), ("document", plain[1]), ("", plain[2])):
-        assert [each.ids for each in source_of(["c", [7]], prompt).encode(tokenizer, 0, 2)] == [
+        assert [each.ids for each in source_of(["c", [7]], prompt).encode(tokenizer, 0, 2, 99)] == [
             expected,
             [7],
         ]
@@ -156,6 +159,43 @@ def test_a_text_that_is_too_long_is_refused_or_cut() -> None:
         with pytest.raises(ContextExceeded, match="text 1 has 21 tokens, over the 20"):
             client.embed([[5], [5] * 21])
         expect_own(client.embed([[5], [5] * 21], truncate=True), [[5], [5] * 20])
+
+
+def test_what_the_model_cannot_read_is_not_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text of 8 MB took 1.2 GB, and a query of 30 KB with 1,000 documents a minute: it was tokenized for each."""
+    characters: list[int] = []
+    encode_batch, encode_pairs = TextTokenizer._encode_batch, TextTokenizer.encode_pairs
+
+    def counted_batch(self: TextTokenizer, given: list[str], special: bool) -> list[list[int]]:
+        characters.append(sum(map(len, given)))
+        return encode_batch(self, given, special)
+
+    def counted_pairs(self: TextTokenizer, first: str, others: Sequence[str]) -> list[tuple[list[int], int]]:
+        characters.append(sum(len(first) + len(other) for other in others))
+        return encode_pairs(self, first, others)
+
+    monkeypatch.setattr(TextTokenizer, "_encode_batch", counted_batch)
+    monkeypatch.setattr(TextTokenizer, "encode_pairs", counted_pairs)
+    long = "ab " * 1_000_000
+    both = FakeEngineConfig(dimensions=WIDTH, labels=1, context_tokens=200)
+    with FakeWorker(both) as worker, Client(worker.address) as client:
+        with pytest.raises(ContextExceeded, match=r"text 1 has over [0-9]+ tokens, over the 200 that"):
+            client.embed(["a", long])
+        cut = client.embed([long, long[:300]], truncate=True)
+        np.testing.assert_array_equal(cut[0], cut[1])
+        with pytest.raises(ContextExceeded, match="text 0 has over"):
+            client.rerank("who", [long])
+        with pytest.raises(
+            ContextExceeded, match=r"the query has over .* leaves no room for a document among the 200"
+        ):
+            client.rerank(long, ["a"] * 1000)
+        assert sum(characters) < len(long) / 2
+        characters.clear()
+        assert (
+            client.embed([f"text {number} " * 10 for number in range(3000)], truncate=True).shape[0] == 3000
+        )
+        assert len(client.rerank("w" * 150, ["a"] * 1000)) == 1000
+        assert max(characters) <= long_texts.CHARACTERS, "a call for many texts takes bounded memory"
 
 
 def test_a_deadline_and_wrong_options_are_errors() -> None:

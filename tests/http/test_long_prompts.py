@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -104,6 +104,10 @@ class Counting(Tokenizer):
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         Counting.characters += len(text)
         return super().encode(text, add_special_tokens)
+
+    def encode_all(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        Counting.characters += sum(map(len, texts))
+        return super().encode_all(texts, add_special_tokens)
 
 
 @pytest.fixture

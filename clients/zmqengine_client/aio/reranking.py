@@ -12,6 +12,7 @@ from zmqengine_client.aio.model_tokenizer import AsyncModelTokenizer
 from zmqengine_client.aio.waiting import off_loop
 from zmqengine_client.core.embedding import BATCH, EmbedOptions, check_list
 from zmqengine_client.core.request import new_request, set_token_prompt
+from zmqengine_client.text.long_texts import beginning
 from zmqengine_client.text.reranking import Answers, Reranked, probability, question, ranked
 from zmqengine_client.text.tokenizer import Tokenizer
 
@@ -92,11 +93,13 @@ def prompt_ids(
 
     Raises `ContextExceeded`.
     """
-    before, document, after = (tokenizer.encode(part, add_special_tokens=False) for part in parts)
+    begun = [beginning(tokenizer, part, tokens_max) for part in parts]
+    before, document, after = (tokenizer.encode(part, add_special_tokens=False) for part in begun)
     room = tokens_max - len(before) - len(after)
     if room < 1 or (len(document) > room and not truncate):
+        count = f"{'' if len(begun[1]) == len(parts[1]) else 'over '}{len(document)}"
         raise ContextExceeded(
-            f"document {index} has {len(document)} tokens, the query leaves it {max(0, room)} of the {tokens_max} that "
+            f"document {index} has {count} tokens, the query leaves it {max(0, room)} of the {tokens_max} that "
             "the model reads: shorten it, or ask for it to be truncated"
         )
     return [*before, *document[:room], *after]

@@ -47,10 +47,14 @@ class EmbedOptions(TypedDict, total=False):
 
 
 class TextIds(NamedTuple):
-    """A text as token ids; `second`: index of the first token of a pair's second text, 0 for a single text."""
+    """A text as token ids; `second`: index of the first token of a pair's second text, 0 for a single text.
+
+    `is_whole`: False for the beginning of a text that is longer, and too long already.
+    """
 
     ids: list[int]
     second: int = 0
+    is_whole: bool = True
 
 
 class Embedded(NamedTuple):
@@ -92,7 +96,7 @@ def messages(
                     f"text {index}: the first text of the pair leaves no room for the second one"
                 )
             text = TextIds([*text.ids[:kept], *tail], text.second)  # noqa: PLW2901
-        check_text(text.ids, index, limits.context_tokens_max)
+        check_text(text.ids, index, limits.context_tokens_max, is_whole=text.is_whole)
         needs = TEXT_BYTES + TOKEN_BYTES * len(text.ids)
         if part and (len(part) >= limits.texts_max or needs > left):
             yield part

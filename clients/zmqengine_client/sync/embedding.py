@@ -28,6 +28,7 @@ from zmqengine_client.sync.io_thread import IoThread
 from zmqengine_client.sync.model_tokenizer import ModelTokenizer
 from zmqengine_client.sync.questions import Questions
 from zmqengine_client.sync.waiting import off_loop_unless
+from zmqengine_client.text.long_texts import encode_pairs, encode_texts
 from zmqengine_client.text.tokenizer import Tokenizer
 
 SLICE = 1024
@@ -37,11 +38,12 @@ SHORT_CHARACTERS, SHORT_BYTES = 1000, 1 << 16
 """Characters that are tokenized, and bytes of vectors copied, in 0.1 to 0.2 ms: a thread takes as long to be woken."""
 
 Text = str | Sequence[int]
-Encode = Callable[[Tokenizer, int, int], list[TextIds]]
+Encode = Callable[[Tokenizer, int, int, int], list[TextIds]]
 
 
 class TextSource(NamedTuple):
-    """A function that gives the token ids of texts from one index to another, and the characters or tokens of all."""
+    """A function that gives the token ids of texts from one index to another, for a model that reads so many tokens,
+    and the characters or tokens of all."""
 
     encode: Encode
     characters: int
@@ -103,7 +105,9 @@ class Embedding:
         try:
             for start in range(0, count, SLICE):
                 stop = min(count, start + SLICE)
-                texts = off_loop_unless(short, source.encode, tokenizer, start, stop)
+                texts = off_loop_unless(
+                    short, source.encode, tokenizer, start, stop, limits.context_tokens_max
+                )
                 truncate = bool(options.get("truncate", False))
                 for part in messages(texts, limits, tokenizer.tail, truncate=truncate, first=start):
                     tokens += sum(len(text.ids) for text in part)
@@ -127,13 +131,13 @@ def source_of(texts: Sequence[Text], prompt: str | None = None) -> TextSource:
     """
     check_list("texts", texts)
 
-    def encode(tokenizer: Tokenizer, start: int, stop: int) -> list[TextIds]:
+    def encode(tokenizer: Tokenizer, start: int, stop: int, tokens_max: int) -> list[TextIds]:
         given = texts[start:stop]
         name = tokenizer.facts.get("default_prompt") if prompt is None else prompt
         before = prompt_of(tokenizer, name) if isinstance(name, str) and name else ""
         plain = [before + text for text in given if isinstance(text, str)]
-        encoded = iter(tokenizer.encode_all(plain))
-        return [TextIds(next(encoded) if isinstance(text, str) else token_ids(text)) for text in given]
+        encoded = encode_texts(tokenizer, plain, tokens_max)
+        return [next(encoded) if isinstance(text, str) else TextIds(token_ids(text)) for text in given]
 
     return TextSource(encode, sum(map(_characters, texts)))
 
@@ -154,8 +158,8 @@ def prompt_of(tokenizer: Tokenizer, name: str) -> str:
 def pair_source(query: str, documents: Sequence[str]) -> TextSource:
     """The source that tokenizes the query with each document."""
 
-    def encode(tokenizer: Tokenizer, start: int, stop: int) -> list[TextIds]:
-        return [TextIds(*pair) for pair in tokenizer.encode_pairs(query, documents[start:stop])]
+    def encode(tokenizer: Tokenizer, start: int, stop: int, tokens_max: int) -> list[TextIds]:
+        return list(encode_pairs(tokenizer, query, documents[start:stop], tokens_max))
 
     return TextSource(encode, _characters(query) * len(documents) + sum(map(_characters, documents)))
 

@@ -21,6 +21,7 @@ from zmqengine_client.errors import ZmqEngineError
 from zmqengine_client.images.prompt_image import PromptImage
 from zmqengine_client.images.prompts import place_images
 from zmqengine_client.images.threads import IMAGE_THREADS
+from zmqengine_client.text.long_texts import count_up_to
 from zmqengine_client.text.tokenizer import Tokenizer
 from zmqengine_http.prompt.open_turn import OpenTurn, open_turn
 from zmqengine_http.prompt.pictures import Picture, prepared
@@ -36,9 +37,6 @@ TAIL_TOKENS = 32
 DENSE_BYTES = 8
 """Bytes per token that text rarely exceeds; a text that would have more of them per context token is counted
 first."""
-SLICE_CHARS = 64 * 1024
-SEAM_TOKENS = 8
-"""Upper bound of the extra tokens that come of cutting a text in two."""
 GATHER_S = 0.005
 """Longest wait of a text while each turn of the event loop brings another one. A text alone waits one
 turn."""
@@ -239,20 +237,9 @@ def check_text_fits(param: str, model: Model, text: str) -> None:
     size = len(text.encode("utf-8", "replace"))
     at_least = math.ceil(size / model.tokenizer.longest_token_bytes)
     if at_least <= context and size > context * DENSE_BYTES:
-        at_least = _count_up_to(model, text, context)
+        at_least = count_up_to(model.tokenizer, text, context)[0]
     if at_least > context:
         raise ContextTooLong(param, prompt=at_least, wanted=1, context=context)
-
-
-def _count_up_to(model: Model, text: str, tokens_max: int) -> int:
-    """A lower bound of the text's tokens; counting stops soon after `tokens_max`."""
-    count = 0
-    for start in range(0, len(text), SLICE_CHARS):
-        tokens = model.tokenizer.encode(text[start : start + SLICE_CHARS], add_special_tokens=False)
-        count += max(0, len(tokens) - SEAM_TOKENS)
-        if count > tokens_max:
-            break
-    return count
 
 
 class _Waiting(NamedTuple):
