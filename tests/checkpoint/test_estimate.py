@@ -13,7 +13,7 @@ from zmqengine.checkpoint.cache_shape import GROWTH_TOKENS, shape_of
 from zmqengine.checkpoint.estimate import ACTIVATION_SHARE, open_checkpoint
 from zmqengine.checkpoint.on_disk import find_model, find_models
 from zmqengine.checkpoint.weights import CheckpointError, read_weights
-from zmqengine.pico import model_path
+from zmqengine.pico import BUNDLED, model_path
 
 
 def write_tensors(file: Path, tensors: dict[str, tuple[str, int]], *, cut: int = 0) -> None:
@@ -111,6 +111,20 @@ def test_a_model_that_also_sees_has_its_text_part_read() -> None:
         {"model_type": "vlm", "text_config": llama(), "vision_config": {"num_hidden_layers": 99}}
     )
     assert (shape.full_layers, shape.context_tokens) == (4, 4096)
+
+
+def test_what_a_model_can_do_is_read_from_its_files(tmp_path: Path) -> None:
+    """A chat template of its own file counts as one among the tokenizer's."""
+    found = {name: open_checkpoint(model_path(name)).capabilities for name in BUNDLED}
+    assert found == {
+        "pico": ("completion",),
+        "pico-tools": ("completion", "tools"),
+        "pico-embed": ("embedding",),
+        "pico-eye": ("completion", "vision"),
+    }
+    shutil.copytree(model_path(), tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text("{% if tools %}{{ tools | tojson }}{% endif %}")
+    assert open_checkpoint(tmp_path / "model").capabilities == ("completion", "tools")
 
 
 def test_chats_are_what_the_limit_leaves(tmp_path: Path) -> None:

@@ -92,6 +92,7 @@ def site() -> Iterator[Site]:
             "large": fake(50),
             "bad": fake(1, faults=[{"place": "next", "action": "exit", "times": None}]),
             "gone": {"path": "owner/not-here"},
+            "calls": {"path": "pico-tools"},
         },
         memory="8G",
     )
@@ -185,6 +186,13 @@ def test_load_and_unload_in_the_forms_of_others(site: Site) -> None:
     assert "other" in tags
     assert "gone" not in tags, "what cannot be loaded is not offered"
     assert site.call("POST", "/models/load", {"model": "none"}).status == 404
+
+
+def test_a_model_that_is_not_loaded_has_the_capabilities_of_its_files(site: Site) -> None:
+    """An agent is set up with a model that takes tools, before any is loaded."""
+    for name, capabilities in (("calls", ["completion", "tools"]), ("large", ["completion"])):
+        assert site.states()[name] == "unloaded"
+        assert site.call("POST", "/api/show", {"model": name}).json["capabilities"] == capabilities
 
 
 def test_ollamas_keep_alive(site: Site) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,9 @@ from typing import Any
 import msgspec
 
 from zmqengine.checkpoint.cache_shape import ConfigShape, shape_of
-from zmqengine.checkpoint.recipe import FAMILIES, MISSHAPEN
+from zmqengine.checkpoint.recipe import FAMILIES, MISSHAPEN, read_recipe
 from zmqengine.checkpoint.supported import why_not_supported
+from zmqengine.checkpoint.vision import why_blind
 from zmqengine.checkpoint.weights import CheckpointError, Weights, read_weights
 
 ACTIVATION_SHARE = 0.1
@@ -25,13 +28,14 @@ PADDING_BYTES_MIN = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class ModelCheckpoint:
-    """A model on disk. `quantisation` is empty for a model that is not quantised."""
+    """A model on disk. `quantisation` is empty for one that is not quantised; `capabilities` are in Ollama's words."""
 
     directory: Path
     model_type: str
     quantisation: str
     weights: Weights
     shape: ConfigShape
+    capabilities: tuple[str, ...]
 
     def kv_budget(self, limit_bytes: int) -> int:
         """Bytes that a limit leaves for KV caches; negative if not even the weights fit."""
@@ -81,7 +85,26 @@ def _described(directory: Path, config: dict[str, Any]) -> ModelCheckpoint:
         quantisation=_quantisation(config),
         weights=read_weights(directory),
         shape=_without_cache(shape_of(config)) if config.get("model_type") in FAMILIES else shape_of(config),
+        capabilities=tuple(_capabilities(directory, config)),
     )
+
+
+def _capabilities(directory: Path, config: Mapping[str, Any]) -> Iterator[str]:
+    recipe = read_recipe(directory)
+    if not recipe.is_reranker:
+        yield "embedding" if recipe.family else "completion"
+    if isinstance(config.get("vision_config"), dict) and why_blind(directory) is None:
+        yield "vision"
+    # A template that names tools renders them.
+    if any(re.search(r"\btools\b", text) for text in _templates(directory)):
+        yield "tools"
+
+
+def _templates(directory: Path) -> Iterator[str]:
+    """The chat templates of a checkpoint, as text or as the JSON that has them."""
+    for name in ("chat_template.jinja", "chat_template.json", "tokenizer_config.json"):
+        with contextlib.suppress(OSError):
+            yield (directory / name).read_text("utf-8", "replace")
 
 
 def _without_cache(shape: ConfigShape) -> ConfigShape:

@@ -40,6 +40,7 @@ class ModelEntry(Struct, frozen=True, omit_defaults=True):
     model_type: str = ""
     quantisation: str = ""
     context_tokens: int = 0
+    capabilities: list[str] = []
     size_bytes: int = 0
     need_bytes: int = 0
     stage: str = ""

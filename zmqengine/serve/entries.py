@@ -52,6 +52,7 @@ class Entry:
     model_type: str = ""
     quantisation: str = ""
     context_tokens: int = 0
+    capabilities: tuple[str, ...] = ("completion",)
     size_bytes: int = 0
 
     @property
@@ -276,6 +277,7 @@ def _entry(name: str, path: str, root: Path, options: Mapping[str, object]) -> E
         model_type=checkpoint.model_type,
         quantisation=checkpoint.quantisation,
         context_tokens=min(checkpoint.shape.context_tokens, config.context_max or sys.maxsize),
+        capabilities=checkpoint.capabilities,
         size_bytes=checkpoint.weights.total_bytes,
     )
 

@@ -426,6 +426,7 @@ class Launcher:
             model_type=entry.model_type,
             quantisation=entry.quantisation,
             context_tokens=entry.context_tokens,
+            capabilities=list(entry.capabilities),
             size_bytes=entry.size_bytes,
             need_bytes=self._fleet.need(model),
             stage=model.stage,

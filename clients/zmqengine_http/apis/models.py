@@ -88,7 +88,15 @@ async def _list_launched(launched: LaunchedModels, exchange: Exchange) -> None:
         await exchange.send_json(_anthropic_page(cards, _query(exchange)))
     elif b"client_version=" in exchange.scope["query_string"]:
         models = [
-            _codex_model(place, name, entry.name, entry.context_tokens, reasons=False, tools=True)
+            _codex_model(
+                place,
+                name,
+                entry.name,
+                entry.context_tokens,
+                reasons=False,
+                tools=True,
+                sees="vision" in entry.capabilities,
+            )
             for place, (name, entry) in enumerate(named)
         ]
         await exchange.send_json({"models": models})

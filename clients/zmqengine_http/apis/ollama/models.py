@@ -50,7 +50,8 @@ async def ps(service: Service, exchange: Exchange) -> None:
 
 
 async def show(service: Service, exchange: Exchange, request: OllamaModelRequest) -> None:
-    """POST /api/show: one model's template, context and capabilities; of one that is not loaded, the context alone."""
+    """POST /api/show: one model's template, context and capabilities, or what the files tell of one that is not
+    loaded."""
     if service.launched is not None:
         entry = service.launched.entry(request.wanted)
         if entry.name not in service.pool.models():
@@ -140,7 +141,7 @@ def _unloaded(entry: ModelEntry) -> dict[str, object]:
         "template": "",
         "details": _entry_card(entry)["details"],
         "model_info": {"general.architecture": "mlx", "mlx.context_length": entry.context_tokens},
-        "capabilities": ["completion"],
+        "capabilities": entry.capabilities,
         "modified_at": _STARTED,
     }
 
