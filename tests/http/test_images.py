@@ -326,6 +326,26 @@ def test_requests_with_images_take_turns_and_one_that_left_goes_no_further(
     assert sum(data[-20:] in order for data in crowd[:12]) <= 2
 
 
+def test_no_more_images_are_prepared_than_the_context_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixty large ones of one color, in a body of 300 KB, took 600 MB before they were refused."""
+    count = 0
+
+    def counted(picture: Picture, model: Any) -> Picture:
+        nonlocal count
+        count += 1
+        return prepared(picture, model)
+
+    monkeypatch.setattr("zmqengine_http.prompt.prompts.prepared", counted)
+    with FakeWorker(FakeEngineConfig(vision=True, context_tokens=50)) as worker:
+        config = HttpConfig(workers=(worker.address,), probe_ms=200)
+        with serving(config) as front:
+            wait_until(lambda: bool(front.service.pool.models()), "the model is known")
+            images = [image_part(encoded((red, 0, 0))) for red in range(60)]
+            reply = post(front, "/v1/chat/completions", chat_body(*images, TEXT))
+    assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
+    assert 1 < count < 20
+
+
 def _is_settled(flood: socket.socket, bodies: BodyRoom, held: int) -> bool:
     """Whether all of a body is held, or it has an answer."""
     return bodies.held == held or bool(select([flood], [], [], 0)[0])

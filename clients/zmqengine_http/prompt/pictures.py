@@ -66,6 +66,12 @@ def prepared(picture: Picture, model: Model) -> Picture:
     return picture._replace(ready=ready)
 
 
+def features_of(picture: Picture, model: Model) -> int:
+    """The tokens of a prepared image, without those around its features."""
+    assert picture.ready is not None
+    return model.tokenizer.vision_card.features(picture.ready.facts.grids)
+
+
 class Pictures:
     """The images of one request, in the order in which they were added. `sees`: whether the model takes any.
 

@@ -24,7 +24,7 @@ from zmqengine_client.images.threads import IMAGE_THREADS
 from zmqengine_client.text.long_texts import count_up_to
 from zmqengine_client.text.tokenizer import Tokenizer
 from zmqengine_http.prompt.open_turn import OpenTurn, open_turn
-from zmqengine_http.prompt.pictures import Picture, prepared
+from zmqengine_http.prompt.pictures import Picture, features_of, prepared
 from zmqengine_http.prompt.template import render_chat
 from zmqengine_http.serving import logs
 from zmqengine_http.serving.errors import ApiError, ContextTooLong, bad_field
@@ -93,13 +93,20 @@ class Tokenizing:
         return result
 
     async def images(self, request_id: str, model: Model, pictures: Sequence[Picture]) -> list[Picture]:
-        """The images, ready for a prompt. Raises a 400 that names the field of one that is none.
+        """The images, ready for a prompt. Raises a 400 that names the field of one that is none, and for more than the
+        context holds: each of its tokens is kilobytes of pixels until it is sent.
 
         They are prepared one at a time, so that requests with images take turns in the few threads of images, and one
         whose client has left ends after an image.
         """
         started = time.monotonic()
-        ready = [await self.image_work(functools.partial(prepared, each, model)) for each in pictures]
+        ready: list[Picture] = []
+        features = 0
+        for each in pictures:
+            ready.append(await self.image_work(functools.partial(prepared, each, model)))
+            features += features_of(ready[-1], model)
+            if features >= model.context_tokens:
+                raise ContextTooLong("messages", prompt=features + 1, wanted=1, context=model.context_tokens)
         seconds = time.monotonic() - started
         if seconds > SLOW_S:
             logs.warning("slow images", id=request_id, seconds=round(seconds, 3), images=len(ready))
