@@ -42,8 +42,8 @@ def serve(config: HttpConfig) -> int:
     if not config.api_keys and not is_loopback_host(host):
         if not config.insecure_no_key:
             raise ConfigError(
-                f"{config.host} is open to the network and no API key is asked for: give --api-key, or "
-                "--insecure-no-key if every peer that reaches this port may use it"
+                f"{config.host} is open to the network and no API key is asked for: give --api-key or "
+                "$ZMQENGINE_HTTP_API_KEYS, or --insecure-no-key if every peer that reaches this port may use it"
             )
         logs.warning("open to the network without an API key", host=host)
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"

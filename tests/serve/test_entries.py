@@ -88,7 +88,11 @@ def test_the_workers_divide_the_memory_of_the_list(tmp_path: Path) -> None:
         ("[[model]]\nname = 'a'\npath = 'pico'\n[[model]]\nname = 'a'\npath = 'pico'", "two of this name"),
         ("[[model]]\nname = 'a'\npath = '/nowhere'", "no directory"),
         ("[[model]]\nname = 'a'\npath = './nowhere'", "no directory ./nowhere"),
-        ("[[model]]\nname='a'\npath='pico'\naliases=['b']\n[[model]]\nname='b'\npath='pico'", "alias 'b'"),
+        (
+            "[[model]]\nname='a'\npath='pico'\naliases=['b']\n[[model]]\nname='b'\npath='pico'",
+            "alias 'b' of 'a' is also a name of 'b'",
+        ),
+        ("[[model]]\nname='a'\npath='pico'\naliases=['x', 'x']", "alias 'x' of 'a' is also"),
         ("memory = 'much'", "models.toml: memory: 'much' is not a size"),
         ("memory = 0", "memory"),
         ("[[model]]\nname = 'a'\npath = 'pico'\naliases = [\"b\\u001b[31m\"]", "model 'a'.*cannot be shown"),

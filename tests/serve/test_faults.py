@@ -55,6 +55,19 @@ async def until(done: Callable[[], bool], otherwise: str) -> None:
         await asyncio.sleep(0.02)
 
 
+def test_the_last_words_of_a_process_are_no_news(tmp_path: Path) -> None:
+    """One that is killed says nothing of it: its log ends with what it did before."""
+    ended = child.Child(Record("a", "", ""), tmp_path / "a.json", None)
+    news = [
+        "20:06:05.403 info session session=3e18",
+        '{"time":"2026-11-26T20:58:22Z","level":"info","event":"request"}',
+    ]
+    ended.log.write_text("\n".join([*news, ""]))
+    assert ended.last_words() == ""
+    ended.log.write_text("\n".join([news[0], "zmqengine worker: no such file", news[1], ""]))
+    assert ended.last_words() == "zmqengine worker: no such file"
+
+
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a path that is short enough for sockets."""

@@ -20,7 +20,7 @@ import msgspec
 WORDS_BYTES = 16_384
 """Bytes at the end of a log that are searched for its last line."""
 WORDS_CHARS = 400
-NEWS = re.compile(r"[0-9:.]+ info ")
+NEWS = re.compile(r'[0-9:.]+ info |\{"time":"[^"]*","level":"info"')
 """The start of a line that tells of no failure: the last one of a process that was killed."""
 
 

@@ -288,7 +288,9 @@ def _checkpoint(path: str) -> ModelCheckpoint:
     local_directory(path)
     directory = find_model(path)
     if directory is None:
-        raise CheckpointError(f"it is not on this machine: zmqengine pull {path}")
+        raise CheckpointError(
+            f"it is not on this machine: zmqengine pull {path}, then zmqengine serve --reload"
+        )
     return open_checkpoint(directory)
 
 
@@ -309,12 +311,14 @@ def _fake_entry(name: str, config: WorkerConfig) -> Entry:
 
 
 def _check_aliases(entries: Mapping[str, Entry]) -> None:
-    owners: dict[str, str] = {}
+    owners = {name: name for name in entries}
     for entry in entries.values():
         for alias in entry.aliases:
-            other = owners.setdefault(alias, entry.name)
-            if alias in entries or other != entry.name:
-                raise ConfigError(f"the alias {alias!r} of {entry.name!r} is also a name of {other!r}")
+            if alias in owners:
+                raise ConfigError(
+                    f"the alias {alias!r} of {entry.name!r} is also a name of {owners[alias]!r}"
+                )
+            owners[alias] = entry.name
 
 
 def _with_short_names(entries: dict[str, Entry]) -> dict[str, Entry]:
