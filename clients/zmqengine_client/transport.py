@@ -25,8 +25,8 @@ log = logging.getLogger("zmqengine.client")
 
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 LINGER_MS = 100
-HEARTBEAT_MS = 5_000
-HEARTBEAT_TIMEOUT_MS = 30_000
+PROBE_S = 5
+PROBES_MAX = 5
 RECONNECT_MS = 50
 RECONNECT_NEAR_MAX_MS = 250
 RECONNECT_FAR_MAX_MS = 1_000
@@ -181,8 +181,13 @@ class Transport:
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_FAR_MAX_MS if is_far else RECONNECT_NEAR_MAX_MS)
         if is_far:
             socket.setsockopt(zmq.IPV6, 1 if "[" in address else 0)
-            socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-            socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+            # For a worker whose machine vanished. Not heartbeats: the next one on a connection that was lost while
+            # frames wait ends the process (libzmq 4.3.5, an assertion of out_event in src/stream_engine_base.cpp).
+            socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+            socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, PROBE_S)
+            socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, PROBE_S)
+            socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, PROBES_MAX)
+            socket.setsockopt(zmq.TCP_MAXRT, 1000 * PROBE_S * (1 + PROBES_MAX))
         if self._keys is not None:
             self._keys.apply(socket)
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
@@ -20,6 +22,23 @@ from zmqengine.engine.interface import RowRequest
 FAKE = FakeEngineConfig(step_ms=5.0)
 REQUEST = RowRequest(0, [9, 9], 300, seed=4)
 STOPPED_S = 2.5
+# Its loop stands still until more frames wait than libzmq takes, then past a heartbeat after the worker was killed.
+BUSY_PROGRAM = """
+import asyncio, os, signal, sys, time
+from zmqengine_client import AsyncClient
+
+async def main():
+    async with AsyncClient(sys.argv[1]) as client:
+        pid = (await client.describe()).pid
+        stream = client.generate_tokens([9, 9], max_tokens=4000, seed=4)
+        await stream.__anext__()
+        time.sleep(4)
+        os.kill(pid, signal.SIGKILL)
+        time.sleep(6)
+        print(*(await stream.read()).tokens)
+
+asyncio.run(main())
+"""
 
 
 def stop(pid: int, seconds: float = STOPPED_S) -> None:
@@ -49,6 +68,24 @@ def test_a_worker_that_is_stopped_past_every_lease_loses_no_session(
         assert client.counters.worker_restarts == 0
     assert "the worker was interrupted" in worker.log
     assert "lease ran out" not in worker.log
+
+
+@pytest.mark.slow
+def test_a_program_that_is_busy_while_the_worker_dies_goes_on(
+    make_worker: Callable[..., WorkerProcess],
+) -> None:
+    """Over tcp, with more frames unread than libzmq takes: its heartbeats would end the program then."""
+    worker = make_worker(
+        FakeEngineConfig(step_ms=1.0, context_tokens=10_000), bind="tcp://127.0.0.1:0", restart_wait_ms=1
+    )
+    wait_until(lambda: worker.listening_at, "the worker does not listen")
+    ran = subprocess.run(
+        [sys.executable, "-c", BUSY_PROGRAM, worker.listening_at], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert [int(token) for token in ran.stdout.split()] == expected_tokens(
+        RowRequest(0, [9, 9], 4000, seed=4)
+    )
 
 
 def test_a_worker_that_is_stopped_past_its_pass_timeout_is_a_pause(

@@ -5,16 +5,20 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import socket
 import stat
+import struct
 from pathlib import Path
 
 import pytest
 import zmq
 
+from tests.support.workers import START_S
 from zmqengine.errors import ConfigError
-from zmqengine.protocol.addresses import Endpoints
+from zmqengine.protocol.addresses import Endpoints, tcp_host_port
+from zmqengine.worker.wire.descriptors import socket_at
 from zmqengine.worker.wire.socket_files import hidden
-from zmqengine.worker.wire.sockets import Sockets
+from zmqengine.worker.wire.sockets import PROBE_S, PROBES_MAX, Sockets
 
 
 def ipc(directory: Path) -> Endpoints:
@@ -219,3 +223,21 @@ def test_a_file_that_cannot_be_restored_is_told_once(
     sockets.keep_ctl()
     assert sockets.files[0].exists()
     sockets.close(linger_ms=0)
+
+
+def test_a_tcp_connection_is_probed_by_the_system_and_not_by_libzmq() -> None:
+    """A heartbeat on a connection that was lost while its commands wait would end the process."""
+    sockets = Sockets(tcp(), frame_bytes_max=4096)
+    try:
+        for ours, monitor in zip((sockets.ctl, sockets.cmd, sockets.out), sockets.monitors, strict=True):
+            assert ours.getsockopt(zmq.HEARTBEAT_IVL) == 0
+            _, port = tcp_host_port(ours.getsockopt_string(zmq.LAST_ENDPOINT))
+            with socket.create_connection(("127.0.0.1", port)):
+                assert monitor.poll(int(START_S * 1000)), "the connection is not accepted"
+                _, fd = struct.unpack("=HI", monitor.recv_multipart()[0])
+                with socket_at(fd) as accepted:
+                    assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+                    assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) == PROBE_S
+                    assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT) == PROBES_MAX
+    finally:
+        sockets.close(linger_ms=0)

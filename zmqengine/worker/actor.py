@@ -27,15 +27,15 @@ from zmqengine.worker.telemetry.counters import PassReport
 from zmqengine.worker.telemetry.shared_status import PassTimes
 from zmqengine.worker.timers import Timers
 from zmqengine.worker.wire.outgoing import Outgoing
-from zmqengine.worker.wire.sockets import HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, Sockets
+from zmqengine.worker.wire.sockets import PROBE_S, VANISHED_S, Sockets
 
 log = logging.getLogger("zmqengine.worker")
 
 BOARD_S = 0.1
 """Seconds between two updates of the shared status while rows run."""
-STILL_S = (HEARTBEAT_TIMEOUT_MS - HEARTBEAT_MS) / 1000
+STILL_S = float(VANISHED_S - PROBE_S)
 """Seconds above which a pass counts as an interruption, where no lease is shorter: the process was stopped, the machine
-slept, or the device hung. A shorter one costs no connection its heartbeats, and the next pass reads what was sent."""
+slept, or the device hung. A shorter one costs no connection, and the next pass reads what was sent."""
 
 __all__ = ["Actor", "EngineBroken", "PassReport"]
 

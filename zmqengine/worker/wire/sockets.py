@@ -13,10 +13,12 @@ from zmqengine.protocol.addresses import Endpoints, ipc_path, tcp_host_port
 from zmqengine.worker.wire.auth import Guard
 from zmqengine.worker.wire.socket_files import SocketFiles
 
-HEARTBEAT_MS = 5_000
-"""Milliseconds between two heartbeats of libzmq, by which a vanished front-end is detected."""
-HEARTBEAT_TIMEOUT_MS = 20_000
-"""Milliseconds without an answer after which a connection is closed."""
+PROBE_S = 5
+"""Seconds between two probes of an idle tcp connection, by which a vanished front-end is detected."""
+PROBES_MAX = 3
+"""Probes without an answer after which a connection is closed."""
+VANISHED_S = PROBE_S * (1 + PROBES_MAX)
+"""Seconds of silence after which a connection is closed, whether or not frames wait for acknowledgement."""
 OUT_FRAMES_MAX = 1_000
 """Frames queued in libzmq for one slow reader before it counts as lagging."""
 HANDSHAKE_MS = 10_000
@@ -144,11 +146,15 @@ class Sockets:
             socket.setsockopt(option, value)
         if address.startswith("tcp://"):
             socket.setsockopt(zmq.IPV6, 1 if "[" in address else 0)
-            # Detects a front-end that vanishes without closing.
-            socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-            socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
-            # libzmq cannot send its heartbeat on a connection full of unacknowledged frames.
-            socket.setsockopt(zmq.TCP_MAXRT, HEARTBEAT_TIMEOUT_MS)
+            # Detects a front-end that vanishes without closing. Not by heartbeats: the next one on a connection that
+            # was lost while its commands wait ends the process (libzmq 4.3.5, an assertion of out_event in
+            # src/stream_engine_base.cpp).
+            socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+            socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, PROBE_S)
+            socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, PROBE_S)
+            socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, PROBES_MAX)
+            # The system does not probe a connection with unacknowledged frames.
+            socket.setsockopt(zmq.TCP_MAXRT, 1000 * VANISHED_S)
         if self._guard is not None:
             self._guard.secure(socket)
         self._monitor(socket)
