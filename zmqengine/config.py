@@ -27,7 +27,9 @@ class WorkerConfig(EngineOptions):
     engine are in `EngineOptions`.
     """
 
-    model: str = option("pico", help="pico, pico-tools, pico-embed, pico-eye, a local directory, or a hub id.")
+    model: str = option(
+        "pico", help="pico, pico-tools, pico-embed, pico-eye, a local directory, or a hub id."
+    )
     name: str = option(DEFAULT_NAME, help="What front-ends call this worker on this machine.")
     bind: str | None = option(
         None, help="Where to listen instead: tcp://HOST:PORT (port 0: any free one) or ipc:///DIRECTORY/ctl."

@@ -171,9 +171,10 @@ def _rgb(image: Image) -> Image:
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
-        clear = image.convert("RGBA")
-        white = Pillow.new("RGBA", clear.size, (255, 255, 255, 255))
-        return Pillow.alpha_composite(white, clear).convert("RGB")
+        clear = image if image.mode == "RGBA" else image.convert("RGBA")
+        white = Pillow.new("RGB", clear.size, (255, 255, 255))
+        white.paste(clear, mask=clear)
+        return white
     return image.convert("RGB")
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import random
 import struct
+import subprocess
+import sys
 import threading
 import time
 import tracemalloc
@@ -130,6 +132,31 @@ def test_what_is_transparent_is_white() -> None:
     palette = picture("P")
     clear = decode(saved(palette, "GIF", transparency=palette.getpixel((0, 0))))
     assert clear.getpixel((0, 0)) == (255, 255, 255)
+
+
+PEAK = """
+import resource, sys
+from zmqengine_client.images.decoding import decode
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+data = sys.stdin.buffer.read()
+decode(data[: len(data) // 2])
+before = peak()
+assert decode(data[len(data) // 2 :]).size == (4000, 4000)
+print(peak() - before)
+"""
+
+
+def test_a_transparent_picture_takes_memory_for_itself_and_its_result() -> None:
+    """It took 19 bytes a pixel, a gigabyte for 50 megapixels, in each of two threads."""
+    small, large = (saved(Image.new("RGBA", (side, side), (255, 0, 0, 99))) for side in (8, 4000))
+    ran = subprocess.run(
+        [sys.executable, "-c", PEAK],
+        input=small.ljust(len(large), b"\0") + large,
+        capture_output=True,
+        check=True,
+    )
+    assert int(ran.stdout) < 12 * 4000 * 4000
 
 
 @pytest.mark.parametrize(("depth", "row"), [(1, 0b0100_0000), (2, 0b0001_0000), (4, 0b0000_0001)])
