@@ -199,9 +199,9 @@ class _Handled:
         except Disconnected:
             exchange.facts["disconnected"] = True
         except ZmqEngineError as error:
-            await _refuse(exchange, from_engine(error), shape)
+            await _refuse(exchange, self._known(from_engine(error)), shape)
         except ApiError as error:
-            await _refuse(exchange, error, shape)
+            await _refuse(exchange, self._known(error), shape)
         except RecursionError:
             # Only what a client nests is deep; no function here is recursive otherwise.
             refusal = ApiError(400, "the request is nested too deep", code="invalid_value")
@@ -254,6 +254,12 @@ class _Handled:
         wait = keepalive.stream if streams else keepalive.nothing
         async with service.launched.held(request.model, exchange.keep_alive_s, wait):
             await endpoint.answer(service, exchange, request)
+
+    def _known(self, error: ApiError) -> ApiError:
+        """The error with the status that the clients of this API know."""
+        if error.status == 503 and not error.final:
+            error.status = self._endpoint.busy_status
+        return error
 
     def _check_method(self, method: str) -> None:
         allowed = self._endpoint.method

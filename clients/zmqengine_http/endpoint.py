@@ -50,7 +50,8 @@ class Endpoint(NamedTuple):
 
     `answer` gets the service, the exchange and, if there is a `body`, the decoded request. An empty `method`
     accepts any. `open`: no API key is required. `streams`: the response may be server-sent events.
-    `error_shape` encodes refusals. `needs_model`: a launcher loads the `model` of the body first.
+    `error_shape` encodes refusals; `busy_status` is the status of those for lack of a ready worker. `needs_model`: a
+    launcher loads the `model` of the body first.
     """
 
     path: str
@@ -62,6 +63,7 @@ class Endpoint(NamedTuple):
     streams: bool = False
     error_shape: ErrorShape = openai_error
     needs_model: bool = False
+    busy_status: int = 503
 
 
 def get(
@@ -85,9 +87,11 @@ def post(
     streams: bool = False,
     error_shape: ErrorShape = openai_error,
     needs_model: bool = True,
+    busy_status: int = 503,
 ) -> Endpoint:
     """An endpoint for POST with a JSON body; `answer` is cancelled if the client disconnects."""
     return Endpoint(
         path, "POST", answer, summary, body,
         streams=streams, error_shape=error_shape, needs_model=needs_model and "model" in body.supported,
+        busy_status=busy_status,
     )  # fmt: skip

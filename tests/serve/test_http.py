@@ -363,7 +363,7 @@ def test_requests_end_with_the_reason_when_their_model_fails() -> None:
 
 def test_a_request_that_waits_too_long_is_told_when_to_come_again() -> None:
     port = free_port()
-    models = toml({"a": fake(6), "b": fake(6, **SLOW)}, memory="8G")
+    models = toml({"b": fake(6, **SLOW), "slower": fake(1, step_ms=60_000)}, memory="8G")
     with LauncherProcess(
         models, "--port", str(port), http=True, ZMQENGINE_HTTP_LOAD_WAIT_MS="300"
     ) as launched:
@@ -372,3 +372,7 @@ def test_a_request_that_waits_too_long_is_told_when_to_come_again() -> None:
         answer = site.complete("b")
         assert (answer.status, answer.json["error"]["code"]) == (503, "not_ready")
         assert int(answer.headers["retry-after"]) >= 1
+        body = {"model": "slower", "max_tokens": 4, "messages": [{"role": "user", "content": "a"}]}
+        for path in ("/v1/messages", "/v1/messages/count_tokens"):
+            refused = site.call("POST", path, body)
+            assert (refused.status, refused.json["error"]["type"]) == (529, "overloaded_error")

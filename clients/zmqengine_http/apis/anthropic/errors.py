@@ -6,16 +6,14 @@ Source: https://docs.anthropic.com/en/api/errors. On "exceed context limit" Clau
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 import msgspec
 
-from zmqengine_client.errors import ZmqEngineError
-from zmqengine_http.serving.errors import ApiError, ContextTooLong, from_engine
+from zmqengine_http.serving.errors import ApiError, ContextTooLong
 
 ROOM_MIN = 4000
 """Claude Code lowers max_tokens to no less than 3,000, and keeps 1,000 free besides."""
+OVERLOADED_STATUS = 529
+"""The status that Anthropic's clients know for the lack of a ready worker."""
 _KINDS = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -25,30 +23,13 @@ _KINDS = {
     429: "rate_limit_error",
     503: "overloaded_error",
     504: "timeout_error",
-    529: "overloaded_error",
+    OVERLOADED_STATUS: "overloaded_error",
 }
 
 
 def anthropic_error(error: ApiError, request_id: str) -> bytes:
     """Anthropic's error body: `{"type": "error", "error": {"type", "message"}, "request_id"}`."""
     return msgspec.json.encode(error_document(error) | {"request_id": request_id})
-
-
-@contextlib.contextmanager
-def overloaded_as_529() -> Iterator[None]:
-    """Turn a 503 for lack of a ready worker into 529, the status that Anthropic's clients know for it."""
-    try:
-        yield
-    except ZmqEngineError as error:
-        raise _as_529(from_engine(error)) from None
-    except ApiError as error:
-        raise _as_529(error) from None
-
-
-def _as_529(error: ApiError) -> ApiError:
-    if error.status == 503 and not error.final:
-        error.status = 529
-    return error
 
 
 def error_document(error: ApiError) -> dict[str, object]:
