@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.server
 import ipaddress
@@ -14,8 +15,9 @@ from collections.abc import Iterator
 import pytest
 
 from zmqengine_client.errors import BadRequest
+from zmqengine_http.prompt.pictures import Picture, fetched
 from zmqengine_http.serving import fetching
-from zmqengine_http.serving.fetching import fetch, is_public
+from zmqengine_http.serving.fetching import ImageFetching, fetch, is_public
 
 
 @pytest.mark.parametrize(
@@ -120,6 +122,35 @@ def test_local_names_are_refused_without_a_connection(url: str) -> None:
     """By the address that they are looked up as."""
     with pytest.raises(BadRequest, match=r"no public one|cannot be fetched"):
         fetch(url)
+
+
+def test_many_urls_of_one_request_leave_threads_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixty-four that take ten seconds each kept the next request's waiting for minutes."""
+    begun: list[str] = []
+    go_on = threading.Event()
+
+    def slow(url: str) -> bytes:
+        begun.append(url)
+        assert go_on.wait(60)
+        return b"x"
+
+    monkeypatch.setattr(fetching, "fetch", slow)
+
+    async def scenario() -> None:
+        threads = ImageFetching()
+        many = asyncio.create_task(
+            fetched([Picture(f"http://a/{number}", "x") for number in range(30)], threads)
+        )
+        one = asyncio.create_task(fetched([Picture("http://b/", "x")], threads))
+        until = time.monotonic() + 60
+        while "http://b/" not in begun:
+            assert time.monotonic() < until
+            await asyncio.sleep(0.01)
+        go_on.set()
+        await asyncio.gather(many, one)
+
+    asyncio.run(scenario())
+    assert len(begun) == 31
 
 
 def test_a_slow_server_is_left_in_time_over_https_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from zmqengine_client.errors import BadRequest, TooLarge
 from zmqengine_client.images.prompts import ReadyImage, ready_image
 from zmqengine_client.images.sources import base64_bytes, data_url_bytes
 from zmqengine_http.serving.errors import ApiError, bad_field
-from zmqengine_http.serving.fetching import ImageFetching
+from zmqengine_http.serving.fetching import THREADS, ImageFetching
 from zmqengine_http.workers.worker import Model
 
 # A text that could name an image would show it as often as it likes: one of 6 MB, a thousand times, took 6 GB.
@@ -93,12 +93,15 @@ class Pictures:
 
 async def fetched(pictures: Sequence[Picture], fetching: ImageFetching | None) -> list[Picture]:
     """The images with those behind URLs fetched, where `fetching` allows it. Raises a 400 that names the field."""
+    # The images of one request leave threads to others, whose URLs would wait behind all of them.
+    turns = asyncio.Semaphore(THREADS // 2)
 
     async def one(picture: Picture) -> Picture:
         if fetching is None or not picture.is_url:
             return picture
         try:
-            found = await asyncio.wrap_future(fetching.submit(picture.data))
+            async with turns:
+                found = await asyncio.wrap_future(fetching.submit(picture.data))
         except BadRequest as error:
             raise image_refusal(picture.where, error.message) from None
         return picture._replace(fetched=found)
