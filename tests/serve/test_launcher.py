@@ -84,6 +84,7 @@ def test_a_launcher_that_stops_refuses_who_waits_for_a_model() -> None:
 
         asyncio.run(run())
         assert launched.process.wait(START_S) == 0
+        assert "stopping; a second time ends running requests at once running=1" in launched.log
 
 
 def test_what_is_not_on_the_list_or_does_not_fit_is_refused_at_once() -> None:

@@ -120,6 +120,9 @@ class Launcher:
         """Let the front-end and workers finish what runs, refuse what waits, then end. The second time they end at
         once."""
         self._stops += 1
+        if self._stops == 1:
+            running = sum(max(model.requests, len(model.holds)) for model in self._fleet.models.values())
+            log.info("stopping; a second time ends running requests at once", extra={"running": running})
         self._stopping.set()
         for model in self._fleet.models.values():
             for ticket in list(model.waiting):
