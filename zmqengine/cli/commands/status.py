@@ -46,7 +46,14 @@ WAITS = {
     metavar="SECONDS",
     help="Exit code 1 if the worker's loop has made no pass for this long; at least 15.",
 )
-@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0.1), default=5.0, show_default=True, metavar="SECONDS")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0.1),
+    default=5.0,
+    show_default=True,
+    metavar="SECONDS",
+)
 def status(
     target: WorkerTarget, as_json: bool, whole: bool, ready: bool, progress_s: float | None, timeout_s: float
 ) -> int:
