@@ -128,6 +128,9 @@ def test_status_and_metrics_show_every_model(launched: LauncherProcess) -> None:
         assert "ready" in lines["slow"]
         assert "50G" in lines["large"]
         assert "8G for models" in lines["memory"]
+        unclear = launched.command("status", "--ready")
+        assert unclear.returncode == 2
+        assert "--worker" in unclear.stderr
         metrics = launched.command("metrics", "--once").stdout
         assert 'zmqengine_model_state{model_name="slow",zmqengine_model_state="ready"} 1.0' in metrics
         assert 'zmqengine_up{model_name="slow",worker="slow"} 1.0' in metrics

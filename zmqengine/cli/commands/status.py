@@ -61,6 +61,11 @@ def status(
     if target.address is None and not os.environ.get("ZMQENGINE_ADDRESS"):
         listed = launched_models()
         if listed is not None:
+            if whole or ready or progress_s is not None:
+                raise click.UsageError(
+                    "--all, --ready and --progress are about one worker, and a launcher runs: give its --worker, "
+                    "an address that `zmqengine status --json` lists"
+                )
             click.echo(
                 json.dumps(_listed(listed), indent=2) if as_json else "\n".join(launcher_lines(listed))
             )
