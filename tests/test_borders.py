@@ -65,6 +65,7 @@ ALLOWED = {
     "zmqengine.client_rules": {"zmqengine.errors"},
     "zmqengine.option": {"zmqengine.errors"},
     "zmqengine.paths": set(),
+    "zmqengine.tcp_probes": set(),
     "zmqengine.config": {
         "zmqengine.client_rules", "zmqengine.engine", "zmqengine.errors", "zmqengine.option", "zmqengine.protocol",
     },
@@ -75,8 +76,8 @@ ALLOWED = {
     "zmqengine.pico": set(),
     "zmqengine.worker": {
         "zmqengine", "zmqengine.checkpoint", "zmqengine.client_rules", "zmqengine.config", "zmqengine.engine",
-        "zmqengine.errors", "zmqengine.pico", "zmqengine.protocol", "zmqengine.request_rules", "zmqengine.vision_card",
-        "zmqengine.worker",
+        "zmqengine.errors", "zmqengine.pico", "zmqengine.protocol", "zmqengine.request_rules", "zmqengine.tcp_probes",
+        "zmqengine.vision_card", "zmqengine.worker",
     },
     "zmqengine.serve": {
         "zmqengine.checkpoint", "zmqengine.config", "zmqengine.engine", "zmqengine.errors", "zmqengine.option",
@@ -103,7 +104,7 @@ ALLOWED = {
     },
     "zmqengine_client": {
         "zmqengine", "zmqengine.errors", "zmqengine.paths", "zmqengine.protocol", "zmqengine.request_rules",
-        "zmqengine.sampling_params", "zmqengine.vision_card", "zmqengine_client",
+        "zmqengine.sampling_params", "zmqengine.tcp_probes", "zmqengine.vision_card", "zmqengine_client",
     },
     "zmqengine_http": {"zmqengine", "zmqengine.errors", "zmqengine.option", "zmqengine.protocol",
         "zmqengine.request_rules", "zmqengine.sampling_params", "zmqengine.vision_card", "zmqengine_client",

@@ -9,6 +9,7 @@ from typing import Any
 
 import zmq
 
+from zmqengine.tcp_probes import probe
 from zmqengine_client.core.outbox import (
     Action,
     Channel,
@@ -25,8 +26,8 @@ log = logging.getLogger("zmqengine.client")
 
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 LINGER_MS = 100
-PROBE_S = 5
 PROBES_MAX = 5
+"""Probes without an answer after which a connection to a worker whose machine vanished is closed."""
 RECONNECT_MS = 50
 RECONNECT_NEAR_MAX_MS = 250
 RECONNECT_FAR_MAX_MS = 1_000
@@ -181,13 +182,7 @@ class Transport:
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_FAR_MAX_MS if is_far else RECONNECT_NEAR_MAX_MS)
         if is_far:
             socket.setsockopt(zmq.IPV6, 1 if "[" in address else 0)
-            # For a worker whose machine vanished. Not heartbeats: the next one on a connection that was lost while
-            # frames wait ends the process (libzmq 4.3.5, an assertion of out_event in src/stream_engine_base.cpp).
-            socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
-            socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, PROBE_S)
-            socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, PROBE_S)
-            socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, PROBES_MAX)
-            socket.setsockopt(zmq.TCP_MAXRT, 1000 * PROBE_S * (1 + PROBES_MAX))
+            probe(socket, PROBES_MAX)
         if self._keys is not None:
             self._keys.apply(socket)
 

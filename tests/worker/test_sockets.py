@@ -16,9 +16,10 @@ import zmq
 from tests.support.workers import START_S
 from zmqengine.errors import ConfigError
 from zmqengine.protocol.addresses import Endpoints, tcp_host_port
+from zmqengine.tcp_probes import PROBE_S
 from zmqengine.worker.wire.descriptors import socket_at
 from zmqengine.worker.wire.socket_files import hidden
-from zmqengine.worker.wire.sockets import PROBE_S, PROBES_MAX, Sockets
+from zmqengine.worker.wire.sockets import PROBES_MAX, Sockets
 
 
 def ipc(directory: Path) -> Endpoints:

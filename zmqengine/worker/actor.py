@@ -12,6 +12,7 @@ import zmq
 
 from zmqengine.engine.host.host_heap import used_bytes
 from zmqengine.engine.interface import Engine
+from zmqengine.tcp_probes import PROBE_S, vanished_s
 from zmqengine.worker.batch import Batch, EngineBroken
 from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.intake.commands import CommandHandler
@@ -27,15 +28,15 @@ from zmqengine.worker.telemetry.counters import PassReport
 from zmqengine.worker.telemetry.shared_status import PassTimes
 from zmqengine.worker.timers import Timers
 from zmqengine.worker.wire.outgoing import Outgoing
-from zmqengine.worker.wire.sockets import PROBE_S, VANISHED_S, Sockets
+from zmqengine.worker.wire.sockets import PROBES_MAX, Sockets
 
 log = logging.getLogger("zmqengine.worker")
 
 BOARD_S = 0.1
 """Seconds between two updates of the shared status while rows run."""
-STILL_S = float(VANISHED_S - PROBE_S)
+STILL_S = float(vanished_s(PROBES_MAX) - PROBE_S)
 """Seconds above which a pass counts as an interruption, where no lease is shorter: the process was stopped, the machine
-slept, or the device hung. A shorter one costs no connection, and the next pass reads what was sent."""
+slept, or the device hung. A shorter one costs no connection, and the next pass reads the commands of that time."""
 
 __all__ = ["Actor", "EngineBroken", "PassReport"]
 

@@ -10,15 +10,12 @@ import zmq
 
 from zmqengine.errors import ConfigError
 from zmqengine.protocol.addresses import Endpoints, ipc_path, tcp_host_port
+from zmqengine.tcp_probes import probe
 from zmqengine.worker.wire.auth import Guard
 from zmqengine.worker.wire.socket_files import SocketFiles
 
-PROBE_S = 5
-"""Seconds between two probes of an idle tcp connection, by which a vanished front-end is detected."""
 PROBES_MAX = 3
-"""Probes without an answer after which a connection is closed."""
-VANISHED_S = PROBE_S * (1 + PROBES_MAX)
-"""Seconds of silence after which a connection is closed, whether or not frames wait for acknowledgement."""
+"""Probes without an answer after which the tcp connection of a vanished front-end is closed."""
 OUT_FRAMES_MAX = 1_000
 """Frames queued in libzmq for one slow reader before it counts as lagging."""
 HANDSHAKE_MS = 10_000
@@ -146,15 +143,7 @@ class Sockets:
             socket.setsockopt(option, value)
         if address.startswith("tcp://"):
             socket.setsockopt(zmq.IPV6, 1 if "[" in address else 0)
-            # Detects a front-end that vanishes without closing. Not by heartbeats: the next one on a connection that
-            # was lost while its commands wait ends the process (libzmq 4.3.5, an assertion of out_event in
-            # src/stream_engine_base.cpp).
-            socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
-            socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, PROBE_S)
-            socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, PROBE_S)
-            socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, PROBES_MAX)
-            # The system does not probe a connection with unacknowledged frames.
-            socket.setsockopt(zmq.TCP_MAXRT, 1000 * VANISHED_S)
+            probe(socket, PROBES_MAX)
         if self._guard is not None:
             self._guard.secure(socket)
         self._monitor(socket)
