@@ -48,8 +48,8 @@ def ready_client(target: WorkerTarget, *, name: str) -> Iterator[Client]:
 
 
 def _check_named(target: WorkerTarget) -> None:
-    """Raise `ConfigError` rather than wait for a worker that nobody starts, where a launcher has the models."""
-    if target.model is not None or target.address is not None or os.environ.get("ZMQENGINE_ADDRESS"):
+    """Raise `ConfigError` where no worker is named or running and a launcher has the models."""
+    if target.is_named:
         return
     address = resolve(None)
     if is_listened_to(ipc_path(address)) or (listed := launched_models()) is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
@@ -44,6 +45,11 @@ class WorkerTarget:
     client_key: str | None = None
     server_key: str | None = None
     model: str | None = None
+
+    @property
+    def is_named(self) -> bool:
+        """Whether an option or the environment names the worker; else it is the default one, or a launcher's."""
+        return not (self.address is None and self.model is None and not os.environ.get("ZMQENGINE_ADDRESS"))
 
 
 def worker_options(command: Callable[..., Result]) -> Callable[..., Result]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -58,7 +57,7 @@ def status(
     target: WorkerTarget, as_json: bool, whole: bool, ready: bool, progress_s: float | None, timeout_s: float
 ) -> int:
     """Show state, model and load of a worker, or of all models of a launcher. Exit code 1 if none answers."""
-    if target.address is None and not os.environ.get("ZMQENGINE_ADDRESS"):
+    if not target.is_named:
         listed = launched_models()
         if listed is not None:
             if whole or ready or progress_s is not None:
