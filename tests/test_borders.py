@@ -157,7 +157,7 @@ def test_a_package_imports_only_what_it_stands_on() -> None:
         assert ours <= ALLOWED[package], name
 
 
-# What tracing needs has an extra of its own.
+# Packages for tracing have an extra of their own.
 @pytest.mark.parametrize(
     ("extra", "apart"), [("http", {"opentelemetry"}), ("metrics", set()), ("smg", set())]
 )

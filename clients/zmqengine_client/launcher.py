@@ -243,7 +243,7 @@ class AsyncLauncher:
         if not want.granted.done():
             want.granted.set_exception(error)
         elif want.on_lost is not None and isinstance(error, ModelLoadError):
-            # Of any other reason, such as a list without the model, the worker finishes what runs.
+            # After any other refusal, as when the model has left the list, the worker finishes its running requests.
             want.on_lost(error)
 
     def _ask_again(self) -> None:

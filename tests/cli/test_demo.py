@@ -48,7 +48,7 @@ def test_a_refused_request_is_told_without_a_traceback() -> None:
 
 
 def test_a_model_that_cannot_be_loaded_is_told_without_advice_about_workers() -> None:
-    """The demo's own worker says what is wrong, and another worker would not help."""
+    """The last message of the demo's own worker is shown: another worker would not help."""
     ran = subprocess.run(
         [*COMMAND, "demo", "--model", "absent"], capture_output=True, text=True, check=False, timeout=100
     )
@@ -67,7 +67,7 @@ def test_on_a_terminal_the_columns_are_drawn_as_they_grow() -> None:
         terminal.close()
     assert len(FIGURES.findall(terminal.shown)) == 2
     assert re.search(r"\x1b\[\d+A", terminal.shown)
-    assert "zmqengine worker" not in terminal.shown, "nobody has to start a worker: the demo does"
+    assert "zmqengine worker" not in terminal.shown, "advice to start a worker, which the demo does itself"
 
 
 @pytest.mark.slow

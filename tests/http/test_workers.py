@@ -53,8 +53,7 @@ def test_before_a_worker_is_there_all_is_503_but_health() -> None:
 
 
 def test_the_context_is_the_workers_and_not_the_models() -> None:
-    """`--context-max` bounds it: what is listed, what `max_tokens` is cut to, and the words on which Claude Code
-    compacts."""
+    """`--context-max` bounds the listed context, the cut of `max_tokens` and the refusal for Claude Code."""
     with (
         FakeWorker(FakeEngineConfig(), context_max=100) as worker,
         serving(HttpConfig(workers=(worker.address,), max_tokens_overflow="cut")) as front,

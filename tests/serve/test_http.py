@@ -334,7 +334,7 @@ def test_a_storm_over_two_models_is_answered_with_a_swap_a_spell() -> None:
 
 
 def test_requests_end_with_the_reason_when_their_model_fails() -> None:
-    """A stream whose worker dies for good, and requests that were granted it meanwhile: none waits for another one."""
+    """When a worker dies for good, running streams and granted requests end: none waits for the next worker."""
     port = free_port()
     models = toml({"a": {**fake(1, step_ms=20), "restarts-max": 1}}, memory="8G")
     with (

@@ -164,7 +164,7 @@ def test_slow_steps_keep_no_front_end_that_is_gone(make_harness, monkeypatch: py
     harness.passes(2)
     gone.close()
     harness.front_ends.remove(gone)
-    assert harness.sockets.out.poll(ARRIVAL_MS_MAX), "nobody says that it is gone"
+    assert harness.sockets.out.poll(ARRIVAL_MS_MAX), "its subscription has not ended"
     harness.passes(4)
     assert len(harness.actor.lifecycle.live()) == 1
 

@@ -41,8 +41,11 @@ Encode = Callable[[Tokenizer, int, int, int], list[TextIds]]
 
 
 class TextSource(NamedTuple):
-    """A function that gives the token ids of texts from one index to another, for a model that reads so many tokens,
-    and the characters or tokens of all."""
+    """Texts to tokenize.
+
+    `encode(tokenizer, start, stop, tokens_max)`: token ids of the texts from `start` to `stop`, for a model that reads
+    `tokens_max` tokens. `characters`: characters, or tokens, of all texts.
+    """
 
     encode: Encode
     characters: int

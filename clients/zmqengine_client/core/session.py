@@ -183,7 +183,7 @@ class ClientSession:
         assert self._gate is not None
         error = self._gate.receive(frames, now)
         if isinstance(error, ModelLoadError):
-            # What runs waits for the next worker, and none comes.
+            # Running requests wait for the next worker, and none comes.
             self.fail(error)
         elif error is not None:
             self._end_waiting(error)

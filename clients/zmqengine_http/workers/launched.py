@@ -248,7 +248,7 @@ def of_one_model(scope: Scope) -> Scope:
 
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"([0-9.]+)(ms|s|m|h)")
-"""Of a duration as Go writes one: Ollama's own programs send five minutes as `5m0s`."""
+"""A part of a duration in Go's notation, in which Ollama's programs write five minutes as `5m0s`."""
 
 
 def _duration_s(text: str) -> float:

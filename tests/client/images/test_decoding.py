@@ -161,7 +161,7 @@ def test_a_transparent_picture_takes_memory_for_itself_and_its_result() -> None:
 
 @pytest.mark.parametrize(("depth", "row"), [(1, 0b0100_0000), (2, 0b0001_0000), (4, 0b0000_0001)])
 def test_a_grey_that_is_transparent_is_white_at_any_depth(depth: int, row: int) -> None:
-    """Programs that make a PNG smaller write few bits, and a grey that is not in the picture for what is clear."""
+    """PNG optimisers write few bits a pixel, and an unused grey for transparent pixels."""
     key = chunk(b"tRNS", struct.pack(">H", 1))
     shown = decode(png(2, 1, depth=depth, colour=0, data=bytes([0, row]), more=key))
     assert (shown.getpixel((0, 0)), shown.getpixel((1, 0))) == ((0, 0, 0), (255, 255, 255))
@@ -363,7 +363,7 @@ def test_an_image_comes_as_a_path_bytes_a_data_url_or_a_pil_image(tmp_path) -> N
 
 @pytest.mark.parametrize("mode", ["CMYK", "YCbCr", "HSV", "PA", "RGBa", "La", "RGBX"])
 def test_a_pil_image_of_any_mode_is_its_picture(mode: str) -> None:
-    """A PNG has no such mode: whoever opened a JPEG for print with PIL would have to know that."""
+    """PNG has no such mode, and users of PIL need not know that: a JPEG for print opens as CMYK."""
     clear = "LA" if mode == "La" else "RGBA" if mode in ("RGBa", "RGBX") else "RGB"
     image = picture(clear).convert(mode)
     shown, wanted = decode(file_bytes(image)), picture(clear).convert("RGB")
