@@ -73,7 +73,7 @@ def opened(name: str) -> Iterator[Browser]:
     """The browser of this name; skips the test if it is not installed."""
     if not INSTALLED[name]:
         pytest.skip(f"{name} is not installed")
-    browser: ChromiumWindow | FirefoxWindow = ChromiumWindow() if name == "chromium" else FirefoxWindow()
+    browser: ChromiumWindow | FirefoxWindow = ChromiumWindow() if name == "chromium" else started_firefox()
     try:
         yield browser
     finally:
@@ -130,37 +130,55 @@ class ChromiumWindow:
         return [entry["message"] for entry in entries if "status of" not in entry["message"]]
 
 
+def started_firefox() -> FirefoxWindow:
+    """A window of Firefox, which may fail to start once: on a busy machine it closed its first connection at once."""
+    try:
+        return FirefoxWindow()
+    except (AssertionError, OSError) as error:
+        print(f"Firefox did not start, tried once more: {error}")
+        return FirefoxWindow()
+
+
 class FirefoxWindow:
     """Firefox through Marionette."""
 
     def __init__(self) -> None:
         self._profile = Path(tempfile.mkdtemp(prefix="firefox-"))
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        self._log = self._profile / "log"
+        # Firefox takes a free port itself: one chosen here could be another server's by the time it listens.
         (self._profile / "user.js").write_text(
-            f'user_pref("marionette.port", {port});\nuser_pref("dom.disable_open_during_load", false);\n'
+            'user_pref("marionette.port", 0);\nuser_pref("dom.disable_open_during_load", false);\n'
         )
-        self._process = subprocess.Popen(
-            [str(FIREFOX), "--headless", "--marionette", "--remote-allow-system-access", "--no-remote",
-             "--profile", str(self._profile), "--width", "1200", "--height", "900"],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "MOZ_HEADLESS": "1"},
-        )  # fmt: skip
-        self._socket = self._connected(port)
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [str(FIREFOX), "--headless", "--marionette", "--remote-allow-system-access", "--no-remote",
+                 "--profile", str(self._profile), "--width", "1200", "--height", "900"],
+                stdout=log, stderr=log, env={**os.environ, "MOZ_HEADLESS": "1"},
+            )  # fmt: skip
+        self._socket: socket.socket | None = None
         self._rest = b""
         self._number = 0
-        self._read()
-        self._ask("WebDriver:NewSession", capabilities={})
-        self._ask("WebDriver:SetTimeouts", pageLoad=int(WAIT_S * 1000), script=int(WAIT_S * 1000))
+        try:
+            self._socket = socket.create_connection(("127.0.0.1", self._port()), timeout=WAIT_S)
+            self._read()
+            self._ask("WebDriver:NewSession", capabilities={})
+            self._ask("WebDriver:SetTimeouts", pageLoad=int(WAIT_S * 1000), script=int(WAIT_S * 1000))
+        except BaseException:
+            self.close()
+            raise
 
-    def _connected(self, port: int) -> socket.socket:
+    def _port(self) -> int:
+        """The port that Firefox writes into its profile once it listens."""
+        file = self._profile / "MarionetteActivePort"
         until_s = time.monotonic() + WAIT_S
-        while True:
-            try:
-                return socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
-            except OSError:
-                assert time.monotonic() < until_s, "Firefox does not answer"
-                assert self._process.poll() is None, "Firefox has ended"
-                time.sleep(0.1)
+        while not (file.exists() and file.read_text().strip()):
+            assert time.monotonic() < until_s, f"Firefox does not listen\n{self._said()}"
+            assert self._process.poll() is None, f"Firefox has ended\n{self._said()}"
+            time.sleep(0.1)
+        return int(file.read_text())
+
+    def _said(self) -> str:
+        return self._log.read_text(errors="replace")[-2000:]
 
     def _read(self) -> Any:
         """A message: its length in decimal, a colon, JSON."""
@@ -173,13 +191,15 @@ class FirefoxWindow:
         return json.loads(message)
 
     def _some(self) -> bytes:
+        assert self._socket is not None
         data = self._socket.recv(1 << 16)
-        assert data, "Firefox closed the connection"
+        assert data, f"Firefox closed the connection\n{self._said()}"
         return data
 
     def _ask(self, command: str, **parameters: object) -> Any:
         self._number += 1
         data = json.dumps([0, self._number, command, parameters]).encode()
+        assert self._socket is not None
         self._socket.sendall(f"{len(data)}:".encode() + data)
         kind, number, error, result = self._read()
         assert (kind, number) == (1, self._number)
@@ -189,7 +209,8 @@ class FirefoxWindow:
     def close(self) -> None:
         with contextlib.suppress(AssertionError, OSError):
             self._ask("Marionette:Quit", flags=["eForceQuit"])
-        self._socket.close()
+        if self._socket is not None:
+            self._socket.close()
         try:
             self._process.wait(20)
         except subprocess.TimeoutExpired:
