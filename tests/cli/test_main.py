@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from zmqengine import errors
@@ -73,6 +74,8 @@ def test_a_group_without_a_command_shows_its_help(
         (["worker", "--rows-max", "0"], "--rows-max is 0: it must be from 1 to 4096"),
         (["worker", "--bind", "tcp://0.0.0.0:1"], "make keys with `zmqengine keygen`"),
         (["status", "--worker", "a b"], "'a b' is not a worker address"),
+        (["status", "--timeout", "nan"], "Invalid value for '--timeout': 'nan' is not a number of seconds"),
+        (["status", "--timeout", "inf"], "Invalid value for '--timeout': inf is not in the range"),
         (["serve", "--gateway", "foo"], "'foo' is not a URL such as http://HOST:30000"),
     ],
 )
@@ -86,6 +89,20 @@ def test_bad_usage_is_one_line_and_code_2(
     assert said in err
     assert err.startswith("zmqengine: ")
     assert len(err.splitlines()) == 1
+
+
+def test_no_option_takes_nan_for_a_time() -> None:
+    """No comparison with NaN holds, so a wait until then never ends."""
+    context, tried = click.Context(command_line.zmqengine), 0
+    for name in COMMANDS:
+        command = command_line.zmqengine.get_command(context, name)
+        assert command is not None, name
+        for option in command.params:
+            if isinstance(option.type, click.FloatRange):
+                tried += 1
+                with pytest.raises(click.BadParameter, match="not a number of seconds"):
+                    option.type_cast_value(context, "nan")
+    assert tried
 
 
 class Failing(Commands):

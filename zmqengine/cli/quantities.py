@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import click
 
 from zmqengine.errors import ConfigError
-from zmqengine.option import size_of
+from zmqengine.option import DAY_S, size_of
 
 _FACTORS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+class Seconds(click.FloatRange):
+    """Type of an option that is a time: from `least` to `most` seconds, never NaN."""
+
+    def __init__(self, least: float, most: float = DAY_S) -> None:
+        super().__init__(least, most)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The seconds. Raises `BadParameter`."""
+        seconds = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            # The range lets it pass: no comparison with NaN holds.
+            self.fail(f"{value!r} is not a number of seconds.", param, ctx)
+        return float(seconds)
 
 
 def byte_size(value: str | int) -> int:

@@ -7,6 +7,7 @@ import click
 from zmqengine.cli.advice import EXIT_FAILED
 from zmqengine.cli.connection import keys_of
 from zmqengine.cli.flags import WorkerTarget, worker_options_or
+from zmqengine.cli.quantities import Seconds
 from zmqengine.protocol.addresses import resolve
 from zmqengine_client.keys import keys_from_environment
 
@@ -15,7 +16,7 @@ from zmqengine_client.keys import keys_from_environment
 @worker_options_or("--address")
 @click.option("-k", "--only", default="", metavar="TEXT", help="Try only the rules that contain this text.")
 @click.option(
-    "--answer-timeout", type=click.FloatRange(0.1), default=10.0, show_default=True, metavar="SECONDS",
+    "--answer-timeout", type=Seconds(0.1), default=10.0, show_default=True, metavar="SECONDS",
     help="Time-out of the worker's replies.",
 )  # fmt: skip
 @click.pass_context

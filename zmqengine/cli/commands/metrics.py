@@ -8,6 +8,7 @@ import click
 
 from zmqengine.cli.connection import connect, launched_models, worker_addresses
 from zmqengine.cli.flags import WorkerTarget, several_workers_options
+from zmqengine.cli.quantities import Seconds
 
 
 @click.command()
@@ -22,7 +23,7 @@ from zmqengine.cli.flags import WorkerTarget, several_workers_options
     help="Ask scrapers for this bearer token. Other users can see options: better in $ZMQENGINE_METRICS_KEY.",
 )
 @click.option("--once", is_flag=True, help="Print the metrics and exit, without listening.")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0.1), default=2.0, show_default=True)
+@click.option("--timeout", "timeout_s", type=Seconds(0.1), default=2.0, show_default=True)
 def metrics(
     addresses: tuple[str, ...],
     client_key: str | None,

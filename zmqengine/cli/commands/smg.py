@@ -10,6 +10,7 @@ import click
 
 from zmqengine.cli.connection import keys_of
 from zmqengine.cli.flags import WorkerTarget, worker_options
+from zmqengine.cli.quantities import Seconds
 
 
 @click.command()
@@ -28,14 +29,14 @@ from zmqengine.cli.flags import WorkerTarget, worker_options
 )
 @click.option(
     "--patience",
-    type=click.FloatRange(min=0),
+    type=Seconds(0),
     default=60,
     show_default=True,
     help="Seconds that requests wait for a worker that has died.",
 )
 @click.option(
     "--drain",
-    type=click.FloatRange(min=0),
+    type=Seconds(0),
     default=30,
     show_default=True,
     help="Seconds that requests may go on after SIGTERM.",

@@ -15,7 +15,7 @@ from zmqengine.cli.advice import EXIT_FAILED
 from zmqengine.cli.columns import columns
 from zmqengine.cli.connection import connect, launched_models
 from zmqengine.cli.flags import WorkerTarget, worker_options
-from zmqengine.cli.quantities import count, duration, memory_line, shown
+from zmqengine.cli.quantities import Seconds, count, duration, memory_line, shown
 from zmqengine.protocol.launcher import ModelEntry, ModelList
 from zmqengine.protocol.messages import Description, SessionInfo, Status
 from zmqengine_client import Client
@@ -41,14 +41,14 @@ WAITS = {
 @click.option(
     "--progress",
     "progress_s",
-    type=click.FloatRange(min=PROGRESS_MIN_S),
+    type=Seconds(PROGRESS_MIN_S),
     metavar="SECONDS",
     help="Exit code 1 if the worker's loop has made no pass for this long; at least 15.",
 )
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=0.1),
+    type=Seconds(0.1),
     default=5.0,
     show_default=True,
     metavar="SECONDS",

@@ -9,13 +9,12 @@ import click
 
 from zmqengine.cli.connection import keys_of, worker_addresses
 from zmqengine.cli.flags import WorkerTarget, several_workers_options
+from zmqengine.cli.quantities import Seconds
 
 
 @click.command()
 @several_workers_options
-@click.option(
-    "--every", "every_s", type=click.FloatRange(0.1, 60), default=1.0, show_default=True, metavar="SECONDS"
-)
+@click.option("--every", "every_s", type=Seconds(0.1, 60), default=1.0, show_default=True, metavar="SECONDS")
 def top(addresses: tuple[str, ...], client_key: str | None, server_key: str | None, every_s: float) -> None:
     """Watch workers: running and waiting requests, rates, memory. Without --worker also all models of a launcher.
 
