@@ -119,11 +119,18 @@ def test_items_of_other_servers_and_unknown_ones_are_skipped_and_told() -> None:
             {"type": "local_shell_call", "call_id": "l", "action": {}},
             {"type": "compaction", "encrypted_content": "x"},
             {"type": "brand_new", "content": {"any": "thing"}, "output": 3},
+            {"type": "computer_call_output", "call_id": "c", "output": {"type": "computer_screenshot"}},
             {"role": "user", "content": "hi"},
         ]
     )
     assert made.messages == [{"role": "user", "content": "hi"}]
-    assert made.skipped == ["web_search_call", "local_shell_call", "compaction", "brand_new"]
+    assert made.skipped == [
+        "web_search_call",
+        "local_shell_call",
+        "compaction",
+        "brand_new",
+        "computer_call_output",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -137,6 +144,12 @@ def test_items_of_other_servers_and_unknown_ones_are_skipped_and_told() -> None:
         ({"type": "item_reference", "id": "msg_1"}, "input[0]", "no item"),
         ({"type": "function_call", "arguments": "{}"}, "input[0]", "call_id"),
         ({"role": "critic", "content": "x"}, "input[0].role", "one of"),
+        ({"type": "input_image", "image_url": "data:"}, "input[0].type", "in the content of"),
+        (
+            {"type": "computer_call_output", "output": {}},
+            "input[0].type",
+            "'computer_call_output' is the result",
+        ),
         ({"role": "user", "content": 3}, "input[0].content", "list of parts"),
     ],
 )

@@ -14,6 +14,7 @@ from zmqengine_http.apis.unread import newest_question, refusal, unread_text
 from zmqengine_http.prompt.pictures import Pictures
 from zmqengine_http.serving.errors import ApiError, bad_field
 
+_OUTPUTS = ("function_call_output", "custom_tool_call_output")
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 
@@ -42,7 +43,11 @@ class InputItems:
         items = [*earlier, *own_items(request)]
         newest = newest_question([_role(item) for item in items], tools=bool(request.tools))
         for place, item in enumerate(items):
-            self._add(item, f"input[{place - len(earlier)}]", strict=place == newest)
+            where = f"input[{place - len(earlier)}]"
+            if place == len(items) - 1 and item.type.endswith("_output") and item.type not in _OUTPUTS:
+                # An answer would be about something older.
+                raise _unread(item, where, "the result of a tool of the server, of which there are none here")
+            self._add(item, where, strict=place == newest)
         for turn, field, texts in self._texts:
             turn[field] = "".join(texts)
 
@@ -56,7 +61,7 @@ class InputItems:
             self._call(item, where, _arguments(item.arguments or ""))
         elif kind == "custom_tool_call":
             self._call(item, where, {"input": item.input or ""})
-        elif kind in ("function_call_output", "custom_tool_call_output"):
+        elif kind in _OUTPUTS:
             self._turn = None
             self.messages.append(
                 {
@@ -67,6 +72,8 @@ class InputItems:
             )
         elif kind == "item_reference":
             self._add(self._referred(item, where), where)
+        elif kind.startswith("input_"):
+            raise _unread(item, where, "a part of a message: send it in the content of one")
         else:
             self.skipped.append(kind[:60])
 
@@ -180,6 +187,12 @@ def _part_text(part: ResponsesPart, where: str, pictures: Pictures, *, strict: b
     if strict:
         raise refusal(part.type, where, pictures)
     return unread_text(part.type, part.filename)
+
+
+def _unread(item: Item, where: str, why: str) -> ApiError:
+    return ApiError(
+        400, f"{where}: {item.type[:60]!r} is {why}", param=f"{where}.type", code="unsupported_value"
+    )
 
 
 def _role(item: Item) -> str:
