@@ -10,12 +10,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.http.scripted import ScriptedClient
 from tests.http.serving import Front, serving, wait_until
+from tests.support.eyes import CARD
 from zmqengine.cli.launch_programs import PROGRAMS
 from zmqengine.engine.fake.fake_tokenizer import CHAT_TEMPLATE
+from zmqengine_client.text.tokenizer import Tokenizer
 from zmqengine_http import HttpConfig
 
 KEY = "a-long-enough-key"
@@ -25,6 +28,15 @@ KEY = "a-long-enough-key"
 def front() -> Iterator[Front]:
     client = ScriptedClient(lambda prompt: "x", name="big", context_tokens=100_000)
     with serving(HttpConfig(api_keys=(KEY,), aliases={"alias": "big"}), lambda *_: client) as front:  # type: ignore[arg-type, return-value]
+        yield front
+
+
+@pytest.fixture(scope="module")
+def seeing_front() -> Iterator[Front]:
+    client = ScriptedClient(lambda prompt: "x", name="big", context_tokens=100_000)
+    client.bundle = msgspec.structs.replace(client.bundle, vision=CARD)
+    client._tokenizer = Tokenizer(client.bundle)
+    with serving(HttpConfig(api_keys=(KEY,)), lambda *_: client) as front:  # type: ignore[arg-type, return-value]
         yield front
 
 
@@ -82,6 +94,32 @@ def test_codex_gets_a_catalogue_of_the_models(front: Front, tmp_path: Path) -> N
     model = json.loads(catalog.read_text())["models"][0]
     assert model["context_window"] == 100_000
     assert model["input_modalities"] == ["text"]
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("codex", '"input_modalities":["text","image"]'),
+        ("continue", '"image_input"'),
+        ("crush", '"supports_attachments": true'),
+        ("pi", '"image"'),
+        ("opencode", '"image"'),
+        ("aider", '"supports_vision": true'),
+        ("llm", "vision: true"),
+    ],
+)
+def test_programs_that_ask_are_told_whether_the_model_sees(
+    front: Front, seeing_front: Front, tmp_path: Path, program: str, said: str
+) -> None:
+    """They would keep images from a model of which they know nothing."""
+
+    def told(front: Front, folder: Path) -> str:
+        done = run(program, "--url", front.url, "--api-key", KEY, XDG_CONFIG_HOME=str(folder))
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout + "".join(path.read_text() for path in folder.rglob("*") if path.is_file())
+
+    assert said in told(seeing_front, tmp_path / "sees")
+    assert said not in told(front, tmp_path / "blind")
 
 
 def test_run_starts_the_program_with_all_that(front: Front, tmp_path: Path) -> None:

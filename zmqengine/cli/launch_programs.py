@@ -13,13 +13,20 @@ NO_KEY = "none"
 
 @dataclass(frozen=True)
 class LaunchTarget:
-    """A front-end and the model to use. `folder` is for settings files of programs that read them."""
+    """A front-end and the model to use, which `sees` images or reads text only. `folder` is for settings files of
+    programs that read them."""
 
     url: str
     model: str
     context_tokens: int
     folder: str
     key: str = NO_KEY
+    sees: bool = False
+
+    @property
+    def inputs(self) -> list[str]:
+        """Kinds of input that the model reads."""
+        return ["text", "image"] if self.sees else ["text"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +105,13 @@ def _codex(front_end: LaunchTarget) -> Setup:
 
 def _opencode(front_end: LaunchTarget) -> Setup:
     limit = {"context": front_end.context_tokens, "output": min(32_000, front_end.context_tokens // 4)}
-    model = {"name": front_end.model, "tool_call": True, "limit": limit}
+    model = {
+        "name": front_end.model,
+        "tool_call": True,
+        "attachment": front_end.sees,
+        "modalities": {"input": front_end.inputs, "output": ["text"]},
+        "limit": limit,
+    }
     config = {
         "model": f"zmqengine/{front_end.model}",
         "small_model": f"zmqengine/{front_end.model}",
@@ -126,7 +139,12 @@ def _qwen_code(front_end: LaunchTarget) -> Setup:
 
 
 def _pi(front_end: LaunchTarget) -> Setup:
-    model = {"id": front_end.model, "reasoning": True, "contextWindow": front_end.context_tokens}
+    model = {
+        "id": front_end.model,
+        "reasoning": True,
+        "input": front_end.inputs,
+        "contextWindow": front_end.context_tokens,
+    }
     provider = {
         "baseUrl": f"{front_end.url}/v1",
         "api": "openai-responses",
@@ -144,6 +162,8 @@ def _pi(front_end: LaunchTarget) -> Setup:
 
 def _llm(front_end: LaunchTarget) -> Setup:
     model = {"model_id": "zmqengine", "model_name": front_end.model, "api_base": f"{front_end.url}/v1"}
+    if front_end.sees:
+        model["vision"] = "true"
     entry = "".join(f"{'- ' if place == 0 else '  '}{k}: {v}\n" for place, (k, v) in enumerate(model.items()))
     return Setup(
         environment={"LLM_USER_PATH": f"{front_end.folder}/llm", "OPENAI_API_KEY": front_end.key},
@@ -172,6 +192,7 @@ def _aider(front_end: LaunchTarget) -> Setup:
         "max_output_tokens": front_end.context_tokens // 4,
         "litellm_provider": "openai",
         "mode": "chat",
+        "supports_vision": front_end.sees,
     }
     return Setup(
         environment={"OPENAI_API_BASE": f"{front_end.url}/v1", "OPENAI_API_KEY": front_end.key},
@@ -188,7 +209,7 @@ def _continue(front_end: LaunchTarget) -> Setup:
         "model": front_end.model,
         "apiBase": f"{front_end.url}/v1",
         "apiKey": front_end.key,
-        "capabilities": ["tool_use"],
+        "capabilities": ["tool_use", *(["image_input"] if front_end.sees else [])],
         "defaultCompletionOptions": {"contextLength": front_end.context_tokens},
         "roles": ["chat", "edit", "apply"],
     }
@@ -221,6 +242,7 @@ def _crush(front_end: LaunchTarget) -> Setup:
         "name": front_end.model,
         "context_window": front_end.context_tokens,
         "default_max_tokens": min(32_000, front_end.context_tokens // 4),
+        "supports_attachments": front_end.sees,
     }
     provider = {
         "name": "zmqengine",

@@ -61,7 +61,8 @@ def launch(
     http = _Http(url.rstrip("/"), api_key)
     name, context_tokens = http.choose_model(model, entry)
     folder = Path(click.get_app_dir("zmqengine")) / "launch"
-    front_end = LaunchTarget(http.url, name, context_tokens, str(folder), api_key or NO_KEY)
+    sees = "vision" in http.capabilities(name)
+    front_end = LaunchTarget(http.url, name, context_tokens, str(folder), api_key or NO_KEY, sees=sees)
     if not anyway:
         _check_room(entry, front_end)
     for line in http.complaints(entry, name):
@@ -104,19 +105,20 @@ class _Http:
         chosen = name or min(
             own,
             key=lambda each: (
-                program.tools and len(own) > 1 and not self._has_tools(each),
+                program.tools and len(own) > 1 and "tools" not in self.capabilities(each),
                 by_name[each] < program.context_tokens_min,
             ),
         )
         return chosen, by_name[chosen]
 
-    def _has_tools(self, model: str) -> bool:
+    def capabilities(self, model: str) -> list[str]:
+        """The model's abilities in Ollama's words; none where the front-end does not tell."""
         body = json.dumps({"model": model}).encode()
         try:
             shown = json.loads(self._ask(f"{self.url}/api/show", body))
         except HTTPError:
-            return False
-        return "tools" in shown.get("capabilities", ())
+            return []
+        return list(shown.get("capabilities", ()))
 
     def complaints(self, program: Program, model: str) -> list[str]:
         """Complaints of the front-end about a request like the program's own; empty if it answers."""
