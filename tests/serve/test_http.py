@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -127,6 +128,18 @@ def test_a_misspelt_name_is_a_404_with_names_alike_and_loads_nothing(site: Site)
     assert (answer.status, answer.json["error"]["code"]) == (404, "model_not_found")
     assert "did you mean small" in answer.json["error"]["message"]
     assert site.call("GET", "/v1/models/smal").status == 404
+
+
+def test_a_misspelt_name_is_a_404_while_the_launcher_does_not_answer(site: Site) -> None:
+    """It waited as long as a model may take to load; a loaded model is served."""
+    assert site.complete("small").status == 200
+    site.launched.process.send_signal(signal.SIGSTOP)
+    try:
+        assert site.complete("smal").status == 404
+        assert site.complete("small").status == 200
+    finally:
+        site.launched.process.send_signal(signal.SIGCONT)
+    wait_until(lambda: site.complete("smal").body.count(b"did you mean"), "the launcher answers again")
 
 
 def test_a_model_that_never_fits_or_fails_is_refused_with_its_reason(site: Site) -> None:

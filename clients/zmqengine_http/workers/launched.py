@@ -152,9 +152,11 @@ class LaunchedModels:
                 await asyncio.wait((asking,), timeout=LOOK_S)
                 if asking.done():
                     break
-                known = self._names.get(name)
-                if not self.launcher.is_heard and known and self._is_ready(known):
-                    return None, known
+                if not self.launcher.is_heard and self.entries:
+                    # Nobody will say of a name that is not on the last list that there is no such model.
+                    known = self.entry(name).name
+                    if self._is_ready(known):
+                        return None, known
                 await waiting()
             call, granted = asking.result()
             return call, granted.model
