@@ -14,7 +14,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from zmqengine_client import AsyncClient, ClientEvent, load_keys
-from zmqengine_client.errors import Overloaded, ZmqEngineError
+from zmqengine_client.errors import Overloaded, ShutDown, ZmqEngineError
 from zmqengine_http.answers.respond import COMMENT
 from zmqengine_http.config import HttpConfig
 from zmqengine_http.endpoint import Endpoint, Service
@@ -206,6 +206,9 @@ class _Handled:
             # Only what a client nests is deep; no function here is recursive otherwise.
             refusal = ApiError(400, "the request is nested too deep", code="invalid_value")
             await _refuse(exchange, refusal, shape)
+        except asyncio.CancelledError:
+            # The server ends, and this task with it: raised further it would be a traceback in the log.
+            await _refuse(exchange, self._known(from_engine(ShutDown("the server is shutting down"))), shape)
         except Exception as error:  # noqa: BLE001 - the edge: one failure becomes one response
             logs.logger.error("request failed", exc_info=error, extra={"fields": {"id": exchange.id}})
             failure = ApiError(500, "internal error", kind="server_error", code="internal_error")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import signal
 import socket
 import sys
+import time
 from types import FrameType
 
 import uvicorn
 
 from zmqengine.protocol.addresses import is_loopback_host
-from zmqengine_client.errors import ConfigError
+from zmqengine_client.errors import ConfigError, ShutDown
 from zmqengine_http.app import HttpApp, connector_of
 from zmqengine_http.config import HttpConfig
 from zmqengine_http.processes import run_processes
@@ -21,6 +23,10 @@ from zmqengine_http.serving.http_protocol import protocol_class
 KEEP_ALIVE_S = 75
 """Longer than usual clients pool a connection, so that the client closes it and not we, under a new
 request."""
+LOOK_S = 0.1
+"""Interval at which the end looks for a second signal, as uvicorn does."""
+END_S = 1
+"""Time that the last events have to leave."""
 COLLECT_AFTER = 20_000
 """Generation-0 threshold of the garbage collector.
 
@@ -55,7 +61,7 @@ def serve(config: HttpConfig) -> int:
 
 def run(config: HttpConfig, listener: socket.socket) -> int:
     """Serve on a bound socket, in this process, until a signal; returns the exit code."""
-    server = _Server(uvicorn_config(HttpApp(config), config))
+    server = _Server(HttpApp(config), config)
     for number in (signal.SIGINT, signal.SIGTERM):
         # uvicorn sets the same handler, but only once its loop runs: a signal before that must not be lost.
         signal.signal(number, server.handle_exit)
@@ -77,11 +83,17 @@ def uvicorn_config(app: HttpApp, config: HttpConfig) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=max(1, config.drain_ms // 1000),
+        timeout_graceful_shutdown=config.drain_ms // 1000 + END_S,
     )
 
 
 class _Server(uvicorn.Server):
+    def __init__(self, app: HttpApp, config: HttpConfig) -> None:
+        super().__init__(uvicorn_config(app, config))
+        self._service = app.service
+        self._drain_s = config.drain_ms / 1000
+        self._at_once = False
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, and move all live objects to the permanent generation, so that a full collection skips
         them."""
@@ -92,8 +104,29 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at the first signal, end at once at the second."""
-        self.force_exit = self.should_exit
+        self._at_once = self.should_exit
         self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Drain. Requests that run at the end of the drain time or at the second signal end with the error of their
+        API."""
+        draining = asyncio.create_task(super().shutdown(sockets))
+        until_s = time.monotonic() + self._drain_s
+        while not (draining.done() or self._at_once or time.monotonic() >= until_s):
+            await asyncio.wait((draining,), timeout=LOOK_S)
+        if not draining.done():
+            for worker in self._service.pool.workers:
+                if worker.connected is not None:
+                    worker.connected.fail(ShutDown("the server is shutting down"))
+            await asyncio.wait((draining,), timeout=END_S)
+        if draining.done():
+            return draining.result()
+        # What waits for no worker, and streams whose clients do not read.
+        for task in list(self.server_state.tasks):
+            task.cancel()
+        draining.cancel()
+        await asyncio.wait((draining,))
+        await self.lifespan.shutdown()
 
 
 def _bind(config: HttpConfig) -> socket.socket:

@@ -6,15 +6,18 @@ import dataclasses
 import json
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from tests.http.serving import wait_until
 from zmqengine.cli.commands.http import http
 from zmqengine.cli.main import main
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
@@ -140,6 +143,54 @@ def test_the_command_serves_and_ends_at_sigterm(process: tuple[subprocess.Popen[
         assert reply.status == 200
     running.send_signal(signal.SIGTERM)
     assert running.wait(60) == 0
+
+
+def is_refused(port: int) -> bool:
+    """Whether nobody listens there."""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=60).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_what_still_runs_at_the_end_is_ended_as_its_api_says(signals: int) -> None:
+    """At the end of the drain time, or at a second signal: it was a 500 in plain text, or a stream cut short."""
+    with FakeWorker(FakeEngineConfig(step_ms=1, context_tokens=10_000_000), process=True) as worker:
+        drain = [] if signals == 2 else ["--drain-ms", "1"]
+        with subprocess.Popen([*command(worker), *drain], stderr=subprocess.PIPE, text=True) as running:
+            assert running.stderr
+            events = (json.loads(line) for line in running.stderr)
+            port = int(next(event["url"] for event in events if "url" in event).rpartition(":")[2])
+            assert any(event.get("state") == "ready" for event in events)
+            body = {"model": "fake", "max_tokens": 9_000_000, "messages": [{"role": "user", "content": "a"}]}
+            asked = [("/v1/chat/completions", False), ("/v1/chat/completions", True), ("/v1/messages", True)]
+            replies = []
+            for path, stream in asked:
+                connection = HTTPConnection("127.0.0.1", port, timeout=60)
+                connection.request("POST", path, json.dumps({**body, "stream": stream}))
+                replies.append(connection)
+            unsent = HTTPConnection("127.0.0.1", port, timeout=60)
+            unsent.putrequest("POST", "/v1/messages")
+            unsent.putheader("content-length", "10")
+            unsent.endheaders()
+            streams = [connection.getresponse() for connection in replies[1:]]
+            assert all(stream.readline() for stream in streams)
+            running.send_signal(signal.SIGTERM)
+            if signals == 2:
+                wait_until(
+                    lambda: is_refused(port), "it takes no further connection: it has the first signal"
+                )
+                running.send_signal(signal.SIGTERM)
+            whole = replies[0].getresponse()
+            assert whole.status == 503
+            assert json.loads(whole.read())["error"]["code"] == "shutdown"
+            assert json.loads(unsent.getresponse().read())["type"] == "error"
+            openai, anthropic = (stream.read() for stream in streams)
+            assert b'"code":"shutdown"' in openai
+            assert b"event: error" in anthropic
+            assert running.wait(60) == 0
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
