@@ -70,12 +70,23 @@ def test_the_memory_is_of_the_weights_a_chat_and_the_draft() -> None:
 def test_the_workers_divide_the_memory_of_the_list(tmp_path: Path) -> None:
     """`memory` bounds what they hold together, caches included, and not only what is loaded."""
     file = tmp_path / "models.toml"
-    file.write_text("memory = '8G'\n[[model]]\nname = 'pico'\noptions = { memory-limit = '2G' }")
-    entry = read_offer([str(file)], ROOT, {}).find("pico")
-    assert (entry.config.memory_total_bytes, entry.need_bytes) == (8 << 30, 2 << 30)
+    file.write_text(
+        "memory = '8G'\n[[model]]\nname = 'pico'\n"
+        "[[model]]\nname = 'limited'\npath = 'pico'\noptions = { memory-limit = '2G' }"
+    )
+    offer = read_offer([str(file)], ROOT, {})
+    assert offer.find("pico").config.memory_total_bytes == 8 << 30
+    assert offer.find("limited").need_bytes == 2 << 30
     given = read_offer([str(file)], ROOT, {}, 4 << 30)
     assert (given.budget_bytes, given.find("pico").config.memory_total_bytes) == (4 << 30, 4 << 30)
     assert read_offer(["pico"], ROOT, {}).find("pico").config.memory_total_bytes is None
+    # A worker whose signature has changed is replaced.
+    changed = {
+        name
+        for name, entry in offer.entries.items()
+        if entry.facts.signature != given.entries[name].facts.signature
+    }
+    assert changed == {"pico"}
 
 
 @pytest.mark.parametrize(

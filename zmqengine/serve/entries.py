@@ -258,6 +258,9 @@ def _entry(name: str, path: str, root: Path, options: Mapping[str, object]) -> E
     """The entry of one model. Raises `ConfigError`, or `ModelLoadError` for a path that is not a model."""
     bind = f"ipc://{root}/{directory_name(name)}/ctl"
     fields = {**options, "model": path, "name": name.replace("/", "--"), "model_name": name, "bind": bind}
+    if fields.get("memory_limit_bytes"):
+        # Its share is its limit, whatever all have: it is not replaced when that changes.
+        fields["memory_total_bytes"] = None
     config = WorkerConfig.from_json(msgspec.json.encode(fields).decode())
     if config.engine.startswith("fake:"):
         return _fake_entry(name, config)
