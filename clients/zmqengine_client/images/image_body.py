@@ -37,6 +37,11 @@ class ImageBody:
         return body
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of memory, with the room before the pixels."""
+        return self._bytes.nbytes
+
+    @property
     def pixels(self) -> memoryview:
         return self._bytes.data[HEAD_BYTES_MAX:]
 

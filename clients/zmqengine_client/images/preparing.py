@@ -92,9 +92,9 @@ class ImagePreparation:
                 self._facts.popitem(last=False)
             if key not in self._bodies:
                 self._bodies[key] = body
-                self._bytes += len(body.pixels)
+                self._bytes += body.nbytes
             while self._bytes > self._bytes_max:
-                self._bytes -= len(self._bodies.popitem(last=False)[1].pixels)
+                self._bytes -= self._bodies.popitem(last=False)[1].nbytes
 
 
 IMAGES = ImagePreparation()
