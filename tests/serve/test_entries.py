@@ -10,6 +10,7 @@ import pytest
 from zmqengine.checkpoint.estimate import open_checkpoint
 from zmqengine.cli.advice import one_line
 from zmqengine.cli.commands.serve import _greeting
+from zmqengine.engine.host.environment import expects_gpu
 from zmqengine.errors import ConfigError, UnknownModel
 from zmqengine.pico import BUNDLED, model_path
 from zmqengine.serve.entries import directory_name, read_offer
@@ -62,7 +63,7 @@ def test_the_memory_is_of_the_weights_a_chat_and_the_draft() -> None:
     checkpoint = open_checkpoint(model_path())
     weights = checkpoint.weights.total_bytes
     need = read_offer(["pico"], ROOT, {}).find("pico").need_bytes
-    assert weights < need == checkpoint.need_bytes()
+    assert weights < need == checkpoint.need_bytes(on_gpu=expects_gpu())
     drafted = read_offer(["pico"], ROOT, {"draft": "pico-tools"}).find("pico").need_bytes
     assert drafted >= need + open_checkpoint(model_path("pico-tools")).weights.total_bytes
 

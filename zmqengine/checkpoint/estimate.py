@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from zmqengine.checkpoint.cache_shape import ConfigShape, shape_of
-from zmqengine.checkpoint.recipe import FAMILIES, MISSHAPEN, read_recipe
+from zmqengine.checkpoint.encoder_batch import TOKENS_MAX_CPU, TOKENS_MAX_GPU, batch_bytes
+from zmqengine.checkpoint.recipe import MISSHAPEN, Recipe, read_recipe
 from zmqengine.checkpoint.supported import why_not_supported
 from zmqengine.checkpoint.vision import why_blind
 from zmqengine.checkpoint.weights import CheckpointError, Weights, read_weights
@@ -28,7 +29,10 @@ PADDING_BYTES_MIN = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class ModelCheckpoint:
-    """A model on disk. `quantisation` is empty for one that is not quantised; `capabilities` are in Ollama's words."""
+    """A model on disk. `quantisation` is empty for one that is not quantised; `capabilities` are in Ollama's words.
+
+    `encoder` is the config of a model that only encodes texts, else None.
+    """
 
     directory: Path
     model_type: str
@@ -36,13 +40,19 @@ class ModelCheckpoint:
     weights: Weights
     shape: ConfigShape
     capabilities: tuple[str, ...]
+    encoder: Mapping[str, Any] | None = None
 
     def kv_budget(self, limit_bytes: int) -> int:
         """Bytes that a limit leaves for KV caches; negative if not even the weights fit."""
         return int(limit_bytes * (1 - ACTIVATION_SHARE)) - self.weights.total_bytes
 
-    def need_bytes(self, context_max: int | None = None) -> int:
-        """Bytes that a worker needs at least: weights, one chat of `LEAST_TOKENS`, padding, and activations."""
+    def need_bytes(self, context_max: int | None = None, *, on_gpu: bool) -> int:
+        """Bytes that a worker needs at least: weights, one chat of `LEAST_TOKENS`, padding, and activations; those of
+        an encoder are the largest batch of texts, which is another on a GPU."""
+        if self.encoder is not None:
+            batch = batch_bytes(self.encoder, TOKENS_MAX_GPU if on_gpu else TOKENS_MAX_CPU)
+            weights = self.weights.total_bytes
+            return max(weights + batch, int(weights / (1 - ACTIVATION_SHARE)))
         tokens = min(LEAST_TOKENS, self.shape.context_tokens, context_max or LEAST_TOKENS)
         held = self.weights.total_bytes + self.shape.bytes_for(tokens, self.weights.float_bytes)
         held += PADDING_BYTES_MIN
@@ -79,18 +89,20 @@ def open_checkpoint(directory: Path) -> ModelCheckpoint:
 def _described(directory: Path, config: dict[str, Any]) -> ModelCheckpoint:
     if reason := why_not_supported(directory, config):
         raise CheckpointError(reason)
+    recipe = read_recipe(directory)
+    shape = shape_of(config)
     return ModelCheckpoint(
         directory=directory,
         model_type=str(config.get("model_type", "unknown")),
         quantisation=_quantisation(config),
         weights=read_weights(directory),
-        shape=_without_cache(shape_of(config)) if config.get("model_type") in FAMILIES else shape_of(config),
-        capabilities=tuple(_capabilities(directory, config)),
+        shape=_without_cache(shape) if recipe.family else shape,
+        capabilities=tuple(_capabilities(directory, config, recipe)),
+        encoder=recipe.config if recipe.family else None,
     )
 
 
-def _capabilities(directory: Path, config: Mapping[str, Any]) -> Iterator[str]:
-    recipe = read_recipe(directory)
+def _capabilities(directory: Path, config: Mapping[str, Any], recipe: Recipe) -> Iterator[str]:
     if not recipe.is_reranker:
         yield "embedding" if recipe.family else "completion"
     if isinstance(config.get("vision_config"), dict) and why_blind(directory) is None:

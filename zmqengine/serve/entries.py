@@ -21,6 +21,7 @@ from zmqengine.checkpoint.other_programs import foreign_models
 from zmqengine.checkpoint.weights import CheckpointError
 from zmqengine.config import WorkerConfig
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
+from zmqengine.engine.host.environment import expects_gpu
 from zmqengine.errors import ConfigError, ModelLoadError, UnknownModel
 from zmqengine.option import options_of, size_of
 from zmqengine.pico import BUNDLED, model_path
@@ -266,7 +267,7 @@ def _entry(name: str, path: str, root: Path, options: Mapping[str, object]) -> E
         return _fake_entry(name, config)
     try:
         checkpoint = _checkpoint(path)
-        need = checkpoint.need_bytes(config.context_max)
+        need = need_bytes(checkpoint, config.context_max)
         if config.draft is not None:
             need += int(_checkpoint(config.draft).weights.total_bytes / (1 - ACTIVATION_SHARE))
         # A worker with a memory limit of its own claims that limit.
@@ -283,6 +284,11 @@ def _entry(name: str, path: str, root: Path, options: Mapping[str, object]) -> E
         capabilities=checkpoint.capabilities,
         size_bytes=checkpoint.weights.total_bytes,
     )
+
+
+def need_bytes(checkpoint: ModelCheckpoint, context_max: int | None = None) -> int:
+    """Bytes that a worker of a model needs at least on this machine."""
+    return checkpoint.need_bytes(context_max, on_gpu=expects_gpu())
 
 
 def _checkpoint(path: str) -> ModelCheckpoint:

@@ -15,6 +15,7 @@ from zmqengine.cli.columns import columns
 from zmqengine.cli.quantities import byte_size, shown
 from zmqengine.doctor.machine import look_at_machine
 from zmqengine.pico import BUNDLED, model_path
+from zmqengine.serve.entries import need_bytes
 
 CHAT_TOKENS = LEAST_TOKENS
 HEADERS = ("model", "from", "type", "size", "needs", "quantised", "context", "cache", "chats")
@@ -32,8 +33,8 @@ HEADERS = ("model", "from", "type", "size", "needs", "quantised", "context", "ca
 def models(directories: tuple[Path, ...], memory_limit: int | None, as_json: bool) -> None:
     """List the models of this machine: bundled, in the hub's cache, in DIRECTORIES, LM Studio's and Ollama's.
 
-    "needs" is the memory that `zmqengine serve` reckons with: the weights and one chat. The last column is the number
-    of chats of 8,192 tokens, or of the context if that is shorter, that fit at once.
+    "needs" is the memory that `zmqengine serve` reckons with: the weights and one chat, or one batch of texts. The last
+    column is the number of chats of 8,192 tokens, or of the context if that is shorter, that fit at once.
     """
     limit = memory_limit or look_at_machine().limit_bytes
     found = [*(Found(name, model_path(name)) for name in BUNDLED), *find_models(directories)]
@@ -59,7 +60,7 @@ def _document(found: Found, limit: int) -> dict[str, object]:
         "directory": str(found.directory),
         "type": checkpoint.model_type,
         "bytes": checkpoint.weights.total_bytes,
-        "need_bytes": checkpoint.need_bytes(),
+        "need_bytes": need_bytes(checkpoint),
         "quantisation": checkpoint.quantisation,
         "context_tokens": checkpoint.shape.context_tokens,
         "cache": checkpoint.shape.kind,

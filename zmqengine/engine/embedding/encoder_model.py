@@ -13,11 +13,12 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten, tree_unflatten
 
+from zmqengine.checkpoint.encoder_batch import TOKENS_MAX_CPU, TOKENS_MAX_GPU, batch_bytes
 from zmqengine.checkpoint.recipe import Recipe
 from zmqengine.engine.embedding.dense import Dense
 from zmqengine.engine.embedding.encoders import bert, gemma3, modernbert, nomic
 from zmqengine.engine.embedding.encoders.parts import Encoder, Scorer
-from zmqengine.engine.embedding.packing import SCORES_BYTES_MAX, Packed
+from zmqengine.engine.embedding.packing import Packed
 from zmqengine.engine.embedding.pooling import pool
 from zmqengine.engine.embedding.product import Product
 from zmqengine.engine.embedding.replay import ReplayJob, Replays
@@ -34,8 +35,6 @@ _FAMILIES: dict[str, tuple[Any, Callable[..., Any]]] = {
     "nomic": (nomic, nomic.NomicBert),
 }
 
-TOKENS_MAX_CPU, TOKENS_MAX_GPU = 2048, 16_384
-"""Tokens of a batch. More gain nothing: products of this height use the whole device."""
 REPLAYED_PRODUCTS_MAX = 4_000_000_000
 """Products of numbers in a layer, of tokens with weights in float32, up to which a GPU replays a padded batch: an H100
 takes 0.12 ms for them at best (67 TFLOP/s), and the host as long for a layer's 20 launches without padding."""
@@ -62,8 +61,6 @@ class TextEncoder:
         self.tokens_max = TOKENS_MAX_GPU if on_gpu else TOKENS_MAX_CPU
         config = recipe.config
         self.width = recipe.labels or (dense[-1].width if dense else int(config["hidden_size"]))
-        floats = 8 * int(config["hidden_size"]) + 3 * int(config.get("intermediate_size", 0))
-        self._token_bytes = 4 * floats
         self._context_tokens = context_tokens
         self._replays: Replays | None = None
         if on_gpu:
@@ -82,7 +79,7 @@ class TextEncoder:
     @property
     def workspace_bytes(self) -> int:
         """Bytes of a batch: the states of its tokens, and attention scores."""
-        return self.tokens_max * self._token_bytes + SCORES_BYTES_MAX
+        return batch_bytes(self._recipe.config, self.tokens_max)
 
     def begin(self, texts: Sequence[Sequence[int]], second: Sequence[int]) -> TextEncoderJob | ReplayJob:
         replay = None if self._replays is None else self._replays.begin(texts, second)

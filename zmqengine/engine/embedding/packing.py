@@ -8,12 +8,9 @@ from itertools import accumulate
 import mlx.core as mx
 import numpy as np
 
+from zmqengine.checkpoint.encoder_batch import SCORES_BYTES_MAX
 from zmqengine.engine.embedding.attention import attention
 from zmqengine.engine.host.backend import on_gpu
-
-SCORES_BYTES_MAX = 256 << 20
-"""Attention scores that exist at once where the device computes them all: longer texts are cut by queries. A GPU has
-kernels that do not, but not all have one for float32."""
 
 
 class Packed:

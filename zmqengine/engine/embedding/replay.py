@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import mlx.core as mx
 import numpy as np
 
-from zmqengine.engine.embedding.packing import SCORES_BYTES_MAX
+from zmqengine.checkpoint.encoder_batch import SCORES_BYTES_MAX
 from zmqengine.engine.embedding.padded import Padded
 
 ROWS_BY_POWER, TOKENS_BY_POWER = 8, 64

@@ -90,6 +90,11 @@ def cuda_version() -> str:
     return ""
 
 
+def expects_gpu() -> bool:
+    """Whether MLX computes on a GPU, as far as its packages tell."""
+    return sys.platform == "darwin" or bool(cuda_version())
+
+
 def _cuda() -> Iterator[Setting]:
     yield _TF32
     # mlx/backend/cuda/lru_cache.h: MLX aborts once the misses of a cache reach twice its size.
