@@ -1,6 +1,7 @@
 """Our kernels for CUDA by MLX's own calls, each with the inputs and outputs of the kernel of that name.
 
-`stand_in` puts them in place of `mx.fast.cuda_kernel`, so that what drives the kernels runs on a CPU.
+`stand_in` puts them, or the text of the kernels on the CPU, in place of `mx.fast.cuda_kernel`, so that what drives the
+kernels runs on a CPU.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import mlx.core as mx
 import pytest
 from mlx.nn.layers.activations import silu
 
+from tests.support import cuda_on_cpu
 from tests.support.kv_kernels import memory
 from zmqengine.engine.cuda import (
     attention,
@@ -20,6 +22,7 @@ from zmqengine.engine.cuda import (
     draw_kernel,
     kernel,
     kv_kernels,
+    packed_attention,
     plain_products,
     quantised_products,
 )
@@ -28,10 +31,10 @@ Facts = dict[str, Any]
 Arrays = Sequence[mx.array]
 
 
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def stand_in(monkeypatch: pytest.MonkeyPatch, *, as_written: bool = False) -> list[str]:
     """Have these for kernels from now on; returns the names of those that are called.
 
-    What a kernel is called with must be what it was compiled for.
+    What a kernel is called with must be what it was compiled for. `as_written`: run the text of the kernels instead.
     """
     called: list[str] = []
     provided: set[tuple[str, str]] = set()
@@ -59,8 +62,11 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             assert all(one % other == 0 for one, other in zip(grid, threadgroup, strict=True))
             given = list(zip(input_names, inputs, strict=True))
             results = list(zip(output_names, output_dtypes, strict=True))
-            assert generated(name, header, source, given, results, template) in provided
+            written = generated(name, header, source, given, results, template)
+            assert written in provided
             called.append(name)
+            if as_written:
+                return cuda_on_cpu.run(written[1], given, results, output_shapes, grid, threadgroup)
             made = KERNELS[name](inputs, dict(template), output_shapes)
             assert len(made) == len(output_shapes)
             for array, shape in zip(made, output_shapes, strict=True):
@@ -151,7 +157,9 @@ CUDA_TYPES = {
 
 def forget() -> None:
     """Forget the kernels that were made: real ones are not for a CPU, and these are for no other test."""
-    modules = attention, between_products, draw_kernel, kv_kernels, plain_products, quantised_products
+    modules = (
+        attention, between_products, draw_kernel, kv_kernels, packed_attention, plain_products, quantised_products,
+    )  # fmt: skip
     for module in modules:
         for function in vars(module).values():
             if hasattr(function, "cache_clear") and function.__module__ == module.__name__:
@@ -162,7 +170,7 @@ def add_and_norm(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
     """residual_norm.cu"""
     residual, added, weight = inputs
     assert facts["N"] == residual.shape[-1]
-    assert facts["WHOLE"] == (added.ndim == 2)
+    assert residual.shape == added.shape
     total = residual + added
     return [total, mx.fast.rms_norm(total, weight, number(facts["EPS"]))]
 
@@ -170,7 +178,7 @@ def add_and_norm(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
 def rotate(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
     """rotary_heads.cu, its results in arrays of their own"""
     product, offset, freqs, query_norm, key_norm = inputs
-    assert facts["WHOLE"] == (product.ndim == 2)
+    assert product.ndim == 2
     assert facts["P"] == product.dtype
     heads, key_heads, dim, rows = facts["H"], facts["KH"], facts["D"], offset.shape[0]
     every = product.reshape(rows, -1, heads + 2 * key_heads, dim).transpose(0, 2, 1, 3)
@@ -197,6 +205,21 @@ def rotate_into(inputs: Arrays, facts: Facts, shapes: Any) -> list[mx.array]:
     for array, columns in zip((keys, values), fresh, strict=True):
         memory(array)[..., last - width : last, :] = memory(columns)
     return [queries]
+
+
+def rotate_packed(inputs: Arrays, facts: Facts, shapes: Any) -> list[mx.array]:
+    """rotary_heads.cu, of tokens whose places are in a table; queries of padding are not initialised"""
+    product, places, freqs, query_norm, key_norm, *arrays = inputs
+    table: Any = places.reshape(-1, 4).tolist()
+    positions = mx.array([position for *_, position in table])
+    own = [product[: len(table)], positions, freqs, query_norm, key_norm]
+    queries, *fresh = rotate(own, facts, shapes)
+    columns = [memory(array) for array in fresh]
+    for token, (segment, row, column, _) in enumerate(table):
+        for array, given in zip(arrays[2 * segment :], columns, strict=False):
+            memory(array)[row, :, column] = given[token, :, 0]
+    unused = mx.full((product.shape[0] - len(table), *shapes[0][1:]), float("nan"), queries.dtype)
+    return [mx.concatenate([queries[:, :, 0], unused])]
 
 
 def new_arrays(inputs: Arrays, _: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
@@ -233,6 +256,42 @@ def attend(inputs: Arrays, _: Facts, shapes: Sequence[tuple[int, ...]]) -> list[
     keys, values = (mx.where(seen, array[:, :, :columns], 0) for array in (keys, values))
     found = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=factor, mask=mask)
     return [found.transpose(0, 2, 1, 3) if width > 1 else found]
+
+
+def attend_packed(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
+    """window_attention.cu, of blocks whose row is in a table; what no block writes is not a number"""
+    queries, tiles, scale, *arrays = inputs
+    heads, key_heads, dim = facts["H"], facts["KH"], facts["D"]
+    made = mx.full((shapes[0][0], heads, dim), float("nan"), queries.dtype)
+    rows: dict[tuple[int, ...], list[int]] = {}
+    table: Any = tiles.reshape(-1, 8).tolist()
+    for segment, row, first, end, width, query, token, _ in table:
+        rows.setdefault((segment, row, first, end, width, token), []).append(query)
+    for (segment, row, first, end, width, token), given in rows.items():
+        assert given == list(range(0, heads // key_heads * width, 16))
+        if first == end:
+            made[token : token + width] = 0
+            continue
+        keys, values, hidden = arrays[3 * segment : 3 * segment + 3]
+        span = slice(row, row + 1)
+        marks = hidden[span] if hidden.size > 1 else hidden
+        found = attend(
+            [
+                queries[token : token + width].transpose(1, 0, 2)[None], keys[span], values[span],
+                mx.array([first]), mx.array([end]), marks, scale,
+            ],
+            facts,
+            shapes,
+        )[0]  # fmt: skip
+        made[token : token + width] = found.reshape(width, heads, dim)
+    return [made]
+
+
+def attend_packed_in_parts(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
+    """The same in parts, as `attend_in_parts`."""
+    (found,) = attend_packed(inputs, facts, shapes)
+    parts = shapes[0][2]
+    return [mx.pad(found[:, :, None].astype(mx.float32), [(0, 0), (0, 0), (0, parts - 1), (0, 2)])]
 
 
 def attend_in_parts(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
@@ -279,6 +338,7 @@ KERNELS: dict[str, Callable[[Arrays, Facts, Sequence[tuple[int, ...]]], list[mx.
     "residual_norm": add_and_norm,
     "rotary_heads": rotate,
     "rotary_heads_into": rotate_into,
+    "rotary_heads_packed": rotate_packed,
     "new_arrays": new_arrays,
     "move_rows": move_rows,
     "ragged_attention": attend,
@@ -286,6 +346,8 @@ KERNELS: dict[str, Callable[[Arrays, Facts, Sequence[tuple[int, ...]]], list[mx.
     "ragged_attention_join": join_attended,
     "window_attention": attend,
     "window_attention_part": attend_in_parts,
+    "packed_attention": attend_packed,
+    "packed_attention_part": attend_packed_in_parts,
     "plain_product": multiply,
     "quantised_product": multiply_packed,
 }

@@ -20,7 +20,7 @@ from zmqengine.engine.host.backend import on_cuda
 from zmqengine.engine.models.decoder import DecoderModel
 from zmqengine.engine.models.decoder_weights import read_weights
 from zmqengine.engine.models.ops import PlainOps
-from zmqengine.engine.step.packed import Segment
+from zmqengine.engine.models.segment import Segment
 
 pytestmark = pytest.mark.skipif(on_cuda(), reason="kernels are there")
 
@@ -127,7 +127,7 @@ def test_packed_weights_go_through_their_kernel(kernels: list[str], bits: int) -
 
 
 def test_a_packed_step_on_kernels(kernels: list[str]) -> None:
-    """Rows in decode and prompts beside them are written in place; parts of products are cut by segment."""
+    """Rows in decode and prompts beside them are written in place, from the second turn on by two kernels a layer."""
     plain, tuned = opened(WIDE, mx.float16)
     kernels.clear()
     found = []
@@ -149,8 +149,10 @@ def test_a_packed_step_on_kernels(kernels: list[str]) -> None:
         for got, expected in zip(other, one, strict=True):
             assert alike(got, expected)
     layers = len(tuned.layers)
-    # Four prompts, then two in each turn, and the rows in all turns but the first.
-    assert kernels.count("rotary_heads_into") == layers * (4 + 2 * 3 + 2)
+    # Four prompts alone, and two beside the first step of the batch, which MLX writes.
+    assert kernels.count("rotary_heads_into") == layers * (4 + 2)
+    attends = kernels.count("packed_attention") + kernels.count("packed_attention_part")
+    assert kernels.count("rotary_heads_packed") == attends == layers * 2
     # For each row once: there is room for what follows.
     assert kernels.count("new_arrays") == 4
     assert kernels.count("move_rows") == 0

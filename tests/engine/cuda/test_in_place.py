@@ -138,7 +138,7 @@ def prompts_in_place(monkeypatch: pytest.MonkeyPatch, kernels: Any) -> list[int]
         counts.append(count)
         own(self, count, done)
 
-    monkeypatch.setattr(attention, "_by_tensor_cores", lambda dtype, dim: True)
+    monkeypatch.setattr(attention, "by_tensor_cores", lambda dtype, dim: True)
     monkeypatch.setattr(kernels, "merges_prompts", False)
     monkeypatch.setattr(kv.RowKVCache, "wrote_in_place", counted)
     return counts

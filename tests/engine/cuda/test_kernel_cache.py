@@ -25,6 +25,7 @@ from zmqengine.engine.cuda import (
     kernel,
     kv_kernels,
     nvrtc,
+    packed_attention,
     plain_products,
     quantised_products,
 )
@@ -142,6 +143,11 @@ def build_every_kernel() -> None:
         heads = HeadShape(8, 2, 128, 1.0, rotation, None if freqs is None else norms, None, BFLOAT16)
         between_products.rotate(heads, zeros(2, 1536), row, 1)
         between_products.rotate_into(heads, zeros(2, 1536), row, 1, keys, keys, stop)
+        own = kv.RowKVCache()
+        own.own(keys[:1], keys[:1])
+        attend = packed_attention.attend_packed([heads], [([own], 3)], 64)
+        assert attend is not None
+        attend(0, zeros(64, 1536))
     between_products.add_and_norm(zeros(2, 4096), zeros(2, 4096), zeros(4096), 1e-5)
     for rows, outputs, gated in ((8, 4096, False), (32, 16_384, True)):
         plain_products.few_rows(zeros(rows, 256), zeros(outputs, 256), gated=gated)
@@ -166,7 +172,7 @@ def test_every_kernel_compiles_for_every_device(
         monkeypatch.setattr(nvrtc, "_check", lambda _: None)
         # CUDA's headers are looked for beside it.
         monkeypatch.setattr(nvrtc, "_mlx_directory", lambda: package)
-    assert len(every_kernel) == 20
+    assert len(every_kernel) == 25
     newest, oldest = (Nvrtc(name, kernel.HEADERS) for name in ("sm_90a", "sm_80"))
     for name, text in sorted(every_kernel):
         # Both of one kernel, or the test takes twice as long.

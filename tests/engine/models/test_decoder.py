@@ -15,7 +15,7 @@ from zmqengine.engine import kv
 from zmqengine.engine.models.decoder import _SHAPES_MAX, WIDTH_MAX, DecoderModel
 from zmqengine.engine.models.decoder_weights import NotOfTheFamily, read_weights
 from zmqengine.engine.models.ops import PlainOps
-from zmqengine.engine.step.packed import Segment
+from zmqengine.engine.models.segment import Segment
 
 # Arithmetic is in float32: another order of the same sums.
 TOLERANCE = 1e-4

@@ -97,10 +97,11 @@ def test_kernels_that_compute_something_else_are_not_used(caplog: pytest.LogCapt
 
 
 def test_every_kernel_for_a_number_of_rows_is_compared() -> None:
-    """Also one that was remembered: a step of three rows has 3, 6, 12 or 24 tokens, and a prompt more."""
+    """Also one that was remembered: a step of three rows has 3, 6, 12 or 24 tokens, and a prompt more. The last step is
+    a packed one."""
     found = opening._many_logits(DecoderModel(opened(build_model(LLAMA)).model.weights, PlainOps()))
     shapes = [logits.shape for logits in found]
-    assert shapes == [(40, VOCAB_SIZE)] * len(opening._PROMPTS) + [(3, VOCAB_SIZE)] * 5
+    assert shapes == [(40, VOCAB_SIZE)] * len(opening._PROMPTS) + [(3, VOCAB_SIZE)] * 6 + [(1, VOCAB_SIZE)]
     tokens = [*(3 * width for width in (1, *opening._WIDTHS)), *opening._PROMPTS]
     for fewer, rows in itertools.pairwise((0, *cuda_ops.ROWS, 1 << 20)):
         assert any(fewer < count <= rows for count in tokens), rows

@@ -10,10 +10,12 @@ kv_kernels.py            `KVKernels`: rows of a batch moved in place by move_row
 draw_kernel.py           the draw of tokens from logits: draw.cu
 attention.py             attention of a step and of chunks of prompts:
 ragged_attention*.cu     rows of unlike lengths; the .cuh has the reduction at its end
-window_attention.cu      several tokens of a row, in half precision; the .cuh has its helper
+window_attention.cu      several tokens of a row, in half precision; the .cuh has its helper. Before it window_rows.cu,
+                         or window_packed.cu for packed_attention.py: all segments of a packed step
 plain_products.py        products with weights that are not quantised:
 plain_product.cu         for few rows; its helpers are in the .cuh
 quantised_products.py    products with quantised weights: quantised_product.cu
-between_products.py      norms and rotations between them: residual_norm.cu, rotary_heads.cu
+between_products.py      norms and rotations between them: residual_norm.cu, rotary_heads*.cu after rotary_rows.cu, or
+                         after rotary_packed.cu for packed_attention.py
 tensor_cores.cuh         matrix multiply instructions that every generation of tensor cores has
 """

@@ -25,16 +25,18 @@ ROW_WIDTH_MAX = 8
 DIM_MAX = 256
 """Maximum dimensions of a head for that kernel."""
 
-_WARPS = 4
+WARPS = 4
+"""Warps of a thread block."""
 # Thread blocks that fill the device, and the least columns for a thread block of its own.
 _BLOCKS_WANTED = 256
 _PART_COLUMNS_MIN = 64
 _PARTS = (1, 4, 16)
 # Maximum registers of a lane for queries.
 _QUERY_NUMBERS_MAX = 64
-# Limits of the kernel for several tokens of a row: dimensions of a head, and queries of a thread block.
+# Dimensions of a head that the kernel for several tokens of a row supports.
 _WINDOW_DIMS = (64, 128)
-_WINDOW_QUERIES = 16
+WINDOW_QUERIES = 16
+"""Queries of a thread block of that kernel."""
 
 
 def ragged_attention(
@@ -49,17 +51,20 @@ def ragged_attention(
     call = _call(queries.dtype, queries.shape, keys.shape[1], spans.columns, parts)
     inputs = [
         queries, keys, values, spans.starts, spans.stop,
-        _nothing() if spans.hidden is None else spans.hidden, _scalar(scale),
+        nothing() if spans.hidden is None else spans.hidden, scalar(scale),
     ]  # fmt: skip
     result: mx.array = call(inputs)
     return result
 
 
-class _Kernel(NamedTuple):
-    """A kernel, its template arguments, and the shared memory of a thread block."""
+class AttentionKernel(NamedTuple):
+    """A kernel up to its end, which depends on the number of parts: its name, template arguments, the names and types
+    of its inputs, its text and headers, and the shared memory of a thread block."""
 
     name: str
     template: tuple[tuple[str, Any], ...]
+    inputs: tuple[tuple[str, mx.Dtype], ...]
+    text: str
     header: tuple[str, ...]
     shared_bytes: int = 0
 
@@ -69,42 +74,64 @@ def _call(
 ) -> Callable[[list[mx.array]], mx.array]:
     rows, heads, width, dim = shape
     group = heads // key_heads
-    if width > 1 and _by_tensor_cores(dtype, dim):
-        kernel = _window_kernel(dtype, dim)
-        blocks = rows * key_heads, -(-group * width // _WINDOW_QUERIES)
+    if width > 1 and by_tensor_cores(dtype, dim):
+        kernel = window_kernel("window_attention", dtype, dim, _inputs(dtype), kernel_text("window_rows.cu"))
+        blocks = rows * key_heads, -(-group * width // WINDOW_QUERIES)
     else:
         together = _heads_together(group, dim)
         kernel = _row_kernel(dtype, dim, together)
         blocks = rows * (heads // together), width
-    return _prepared(kernel, dtype, shape, blocks, parts or _parts(math.prod(blocks), columns))
+    return _prepared(kernel, dtype, shape, blocks, parts or parts_of(math.prod(blocks), columns))
 
 
 @cache
-def _row_kernel(dtype: mx.Dtype, dim: int, together: int) -> _Kernel:
-    return _Kernel("ragged_attention", (("T", dtype), ("D", dim), ("G", together)), ("ragged_attention.cuh",))
+def _inputs(dtype: mx.Dtype) -> tuple[tuple[str, mx.Dtype], ...]:
+    rest = ("starts", mx.int32), ("stop", mx.int32), ("hidden", mx.uint8), ("scale", mx.float32)
+    return ("q", dtype), ("k", dtype), ("v", dtype), *rest
 
 
 @cache
-def _window_kernel(dtype: mx.Dtype, dim: int) -> _Kernel:
-    sums_bytes, query_bytes = _WARPS * (dim + 2) * 4, dim * dtype.size
-    return _Kernel(
-        "window_attention",
-        (("T", dtype), ("D", dim)),
+def _row_kernel(dtype: mx.Dtype, dim: int, together: int) -> AttentionKernel:
+    return AttentionKernel(
+        "ragged_attention",
+        (("T", dtype), ("D", dim), ("G", together)),
+        _inputs(dtype),
+        kernel_text("ragged_attention.cu"),
+        ("ragged_attention.cuh",),
+    )
+
+
+@cache
+def window_kernel(
+    name: str,
+    dtype: mx.Dtype,
+    dim: int,
+    inputs: tuple[tuple[str, mx.Dtype], ...],
+    begin: str,
+    template: tuple[tuple[str, Any], ...] = (),
+) -> AttentionKernel:
+    """The kernel for several tokens of a row; `begin` is the text that finds the row and the queries of a block."""
+    sums_bytes, query_bytes = WARPS * (dim + 2) * 4, dim * dtype.size
+    return AttentionKernel(
+        name,
+        (("T", dtype), ("D", dim), *template),
+        inputs,
+        begin + kernel_text("window_attention.cu"),
         ("ragged_attention.cuh", "tensor_cores.cuh", "window_attention.cuh"),
-        _WINDOW_QUERIES * (sums_bytes + query_bytes),
+        WINDOW_QUERIES * (sums_bytes + query_bytes),
     )
 
 
 @lru_cache(maxsize=256)
 def _prepared(
-    kernel: _Kernel, dtype: mx.Dtype, shape: tuple[int, ...], blocks: tuple[int, int], parts: int
+    kernel: AttentionKernel, dtype: mx.Dtype, shape: tuple[int, ...], blocks: tuple[int, int], parts: int
 ) -> Callable[[list[mx.array]], mx.array]:
     """The kernel bound to the arguments that are equal in every layer and step."""
     rows, heads, width, dim = shape
-    first, join = _variants(kernel, dtype, dim)[parts]
+    first, join = by_parts(kernel, dtype, dim)[parts]
     call: dict[str, Any] = {
-        "grid": (blocks[0] * _WARPS * 32, blocks[1], parts),
-        "threadgroup": (_WARPS * 32, 1, 1),
+        "grid": (blocks[0] * WARPS * 32, blocks[1], parts),
+        "threadgroup": (WARPS * 32, 1, 1),
     }
     # The model needs [rows, width, heads * dim]. For one token a row that is the same memory; for more, the kernel
     # writes it transposed, since a transposition is one more call.
@@ -137,13 +164,14 @@ def fits(queries: mx.array, keys: mx.array) -> bool:
 
 def supports(dtype: mx.Dtype, dim: int, width: int) -> bool:
     """Whether `ragged_attention` supports `width` queries of a row, of heads with `dim` dimensions."""
-    if width > 1 and _by_tensor_cores(dtype, dim):
+    if width > 1 and by_tensor_cores(dtype, dim):
         return True
     known = dtype in (mx.bfloat16, mx.float16, mx.float32)
     return known and dim % 32 == 0 and dim <= DIM_MAX and width <= ROW_WIDTH_MAX
 
 
-def _by_tensor_cores(dtype: mx.Dtype, dim: int) -> bool:
+def by_tensor_cores(dtype: mx.Dtype, dim: int) -> bool:
+    """Whether `window_kernel` supports heads of this type and these dimensions."""
     return dim in _WINDOW_DIMS and dtype in (mx.bfloat16, mx.float16)
 
 
@@ -154,7 +182,7 @@ def _heads_together(group: int, dim: int) -> int:
     return max(count for count in range(1, group + 1) if group % count == 0 and count <= most)
 
 
-def _parts(blocks: int, columns: int) -> int:
+def parts_of(blocks: int, columns: int) -> int:
     """Number of thread blocks that split a row's columns: one of a few, since a kernel is compiled for each."""
     for parts in _PARTS:
         if blocks * parts >= _BLOCKS_WANTED or columns < 4 * parts * _PART_COLUMNS_MIN:
@@ -163,7 +191,7 @@ def _parts(blocks: int, columns: int) -> int:
 
 
 @cache
-def _variants(kernel: _Kernel, dtype: mx.Dtype, dim: int) -> dict[int, tuple[Variant, Variant]]:
+def by_parts(kernel: AttentionKernel, dtype: mx.Dtype, dim: int) -> dict[int, tuple[Variant, Variant]]:
     """The kernel by number of parts: for all columns of a row or a part of them, and for the reduction of the parts.
 
     All at once, since traffic needs the other numbers later, when to compile one would be a pause.
@@ -174,36 +202,36 @@ def _variants(kernel: _Kernel, dtype: mx.Dtype, dim: int) -> dict[int, tuple[Var
         output_names=["out"],
         source=kernel_text("ragged_attention_join.cu"),
     )
-    whole = _attending(kernel, "", "ragged_attention_whole.cu", dtype, dtype, 1)
+    whole = _attending(kernel, "", "ragged_attention_whole.cu", dtype, 1)
     found = {1: (whole, whole)}
     for parts in _PARTS[1:]:
-        part = _attending(kernel, "_part", "ragged_attention_part.cu", dtype, mx.float32, parts)
+        part = _attending(kernel, "_part", "ragged_attention_part.cu", mx.float32, parts)
         template = [("T", dtype), ("D", dim), ("SPLITS", parts)]
         found[parts] = part, join.variant(template, [mx.float32], [dtype])
     return found
 
 
-def _attending(
-    kernel: _Kernel, suffix: str, end: str, dtype: mx.Dtype, made: mx.Dtype, parts: int
-) -> Variant:
+def _attending(kernel: AttentionKernel, suffix: str, end: str, made: mx.Dtype, parts: int) -> Variant:
     found = Kernel(
         name=kernel.name + suffix,
-        input_names=["q", "k", "v", "starts", "stop", "hidden", "scale"],
+        input_names=[one for one, _ in kernel.inputs],
         output_names=["out"],
-        source=kernel_text(f"{kernel.name}.cu", end),
+        source=kernel.text + kernel_text(end),
         header=kernel_text(*kernel.header),
         ensure_row_contiguous=False,
         shared_memory=kernel.shared_bytes,
     )
-    inputs = [dtype, dtype, dtype, mx.int32, mx.int32, mx.uint8, mx.float32]
-    return found.variant([*kernel.template, ("SPLITS", parts), ("WARPS", _WARPS)], inputs, [made])
+    template = [*kernel.template, ("SPLITS", parts), ("WARPS", WARPS)]
+    return found.variant(template, [kind for _, kind in kernel.inputs], [made])
 
 
 @cache
-def _scalar(value: float) -> mx.array:
+def scalar(value: float) -> mx.array:
+    """A number as an array on the device, made once."""
     return resident(mx.array([value], dtype=mx.float32).view(mx.int32)).view(mx.float32)
 
 
 @cache
-def _nothing() -> mx.array:
+def nothing() -> mx.array:
+    """Marks of no column, for rows without gaps."""
     return mx.zeros((1, 1), dtype=mx.uint8)

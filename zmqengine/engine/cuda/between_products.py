@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from zmqengine.engine.cuda.kernel import Kernel, Variant
-from zmqengine.engine.cuda.kernel_text import kernel_text
+from zmqengine.engine.cuda.kernel_text import for_each, kernel_text
 from zmqengine.engine.models.decoder_weights import HeadShape
 
 _FOUR = 4
@@ -31,7 +31,7 @@ def add_and_norm(
     """The sum of `residual` and `added`, both [tokens, dim], and that sum after an RMS norm with `weight`."""
     *_, dim = residual.shape
     threads = min(_THREADS_MAX, -(-dim // (_FOUR * _LANES)) * _LANES)
-    total, normed = _add_and_norm(residual.dtype, added.dtype, added.ndim == 2, dim, threads, eps)(
+    total, normed = _add_and_norm(residual.dtype, added.dtype, dim, threads, eps)(
         inputs=[residual, added, weight],
         grid=(residual.size // dim * threads, 1, 1),
         threadgroup=(threads, 1, 1),
@@ -58,7 +58,7 @@ def rotate(heads: HeadShape, product: mx.array, offset: mx.array, width: int) ->
 
     `product` [rows * width, outputs]; `offset` [rows]: position of each row's first token.
     """
-    return _rotate(heads, product.dtype, product.ndim == 2)(
+    return _rotate(heads, product.dtype)(
         inputs=[product, offset, *_weights(heads, offset)],
         output_shapes=shapes(heads, offset.shape[0], width),
         **_grid(heads, offset.shape[0] * width),
@@ -80,7 +80,7 @@ def rotate_into(
     `keys` and `values` are [rows, heads, columns, dim]. MLX does not know of the write: a computation that reads those
     columns must be started after one that reads the queries.
     """
-    (queries,) = _rotate_into(heads, product.dtype, product.ndim == 2)(
+    (queries,) = _rotate_into(heads, product.dtype)(
         inputs=[product, offset, *_weights(heads, offset), keys, values, stop],
         output_shapes=shapes(heads, offset.shape[0], width)[:1],
         **_grid(heads, offset.shape[0] * width),
@@ -88,7 +88,23 @@ def rotate_into(
     return queries
 
 
-def _template(heads: HeadShape, product: mx.Dtype, is_whole: bool) -> tuple[tuple[str, Any], ...]:
+def rotate_packed(
+    heads: HeadShape, product: mx.array, places: mx.array, tokens: int, keys_values: Sequence[mx.array]
+) -> mx.array:
+    """Queries [tokens of `product`, heads, dim] of the first `tokens`; keys and values are written in place.
+
+    `places` [4 * tokens]: of each token the segment, and its row, column and position there. `keys_values`: keys and
+    values of each segment, as for `rotate_into`.
+    """
+    (queries,) = _rotate_packed(heads, product.dtype, len(keys_values) // 2)(
+        inputs=[product, places, *_weights(heads, places), *keys_values],
+        output_shapes=[(product.shape[0], heads.heads, heads.dim)],
+        **_grid(heads, tokens),
+    )
+    return queries
+
+
+def _template(heads: HeadShape, product: mx.Dtype) -> tuple[tuple[str, Any], ...]:
     rotation, norms = heads.rotation, heads.norms
     return (
         ("T", heads.dtype),
@@ -103,7 +119,6 @@ def _template(heads: HeadShape, product: mx.Dtype, is_whole: bool) -> tuple[tupl
         ("EPS", _bits(0.0 if norms is None else norms.eps)),
         ("WARPS", _WARPS),
         ("P", product),
-        ("WHOLE", is_whole),
     )
 
 
@@ -134,7 +149,6 @@ def _bits(number: float) -> int:
 def _add_and_norm(
     dtype: mx.Dtype,
     added: mx.Dtype,
-    is_whole: bool,
     dim: int,
     threads: int,
     eps: float,
@@ -148,7 +162,6 @@ def _add_and_norm(
     template = [
         ("T", dtype),
         ("A", added),
-        ("WHOLE", is_whole),
         ("N", dim),
         ("THREADS", threads),
         ("EPS", _bits(eps)),
@@ -157,30 +170,44 @@ def _add_and_norm(
 
 
 @lru_cache(maxsize=1024)
-def _rotate(heads: HeadShape, product: mx.Dtype, is_whole: bool) -> Variant:
+def _rotate(heads: HeadShape, product: mx.Dtype) -> Variant:
     kernel = Kernel(
         name="rotary_heads",
         input_names=_INPUTS,
         output_names=["queries", "keys", "values"],
-        source=kernel_text("rotary_heads.cu", "rotary_heads_whole.cu"),
+        source=kernel_text("rotary_rows.cu", "rotary_heads.cu", "rotary_heads_whole.cu"),
     )
-    return kernel.variant(
-        _template(heads, product, is_whole), _input_dtypes(heads, product), [heads.dtype] * 3
-    )
+    return kernel.variant(_template(heads, product), _input_dtypes(heads, product), [heads.dtype] * 3)
 
 
 @lru_cache(maxsize=1024)
-def _rotate_into(heads: HeadShape, product: mx.Dtype, is_whole: bool) -> Variant:
+def _rotate_into(heads: HeadShape, product: mx.Dtype) -> Variant:
     kernel = Kernel(
         name="rotary_heads_into",
         input_names=[*_INPUTS, "keys", "values", "stop"],
         output_names=["queries"],
-        source=kernel_text("rotary_heads.cu", "rotary_heads_into.cu"),
+        source=kernel_text("rotary_rows.cu", "rotary_heads.cu", "rotary_heads_into.cu"),
         # Caches may have more columns than are in use.
         ensure_row_contiguous=False,
     )
     inputs = [*_input_dtypes(heads, product), heads.dtype, heads.dtype, mx.int32]
-    return kernel.variant(_template(heads, product, is_whole), inputs, [heads.dtype])
+    return kernel.variant(_template(heads, product), inputs, [heads.dtype])
+
+
+@lru_cache(maxsize=1024)
+def _rotate_packed(heads: HeadShape, product: mx.Dtype, segments: int) -> Variant:
+    arrays = [f"{name}{number}" for number in range(segments) for name in ("keys", "values")]
+    kernel = Kernel(
+        name="rotary_heads_packed",
+        input_names=[_INPUTS[0], "places", *_INPUTS[2:], *arrays],
+        output_names=["queries"],
+        source=for_each(
+            kernel_text("rotary_packed.cu", "rotary_heads.cu", "rotary_heads_packed.cu"), segments
+        ),
+        ensure_row_contiguous=False,
+    )
+    inputs = [*_input_dtypes(heads, product), *[heads.dtype] * len(arrays)]
+    return kernel.variant(_template(heads, product), inputs, [heads.dtype])
 
 
 def _input_dtypes(heads: HeadShape, product: mx.Dtype) -> list[mx.Dtype]:

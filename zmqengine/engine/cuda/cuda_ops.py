@@ -17,12 +17,13 @@ from zmqengine.engine.cuda import (
     attention,
     between_products,
     kv_kernels,
+    packed_attention,
     plain_products,
     quantised_products,
 )
 from zmqengine.engine.cuda.between_products import rotates
 from zmqengine.engine.models.decoder_weights import HeadShape, Linear, Norm
-from zmqengine.engine.models.ops import QKV, PlainOps, Product, multiply_dequantised, product
+from zmqengine.engine.models.ops import QKV, PackedAttend, PlainOps, Product, multiply_dequantised, product
 
 QUANTISED_ROWS_MAX = 7
 """Maximum rows for MLX's product with quantised weights: for more it compiles a kernel a size, up to half a minute
@@ -132,6 +133,12 @@ class CudaOps(PlainOps):
         if isinstance(mask, kv.Spans):
             mask = mask.as_mask()
         return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=heads.scale, mask=mask)
+
+    def attend_packed(
+        self, layers: Sequence[HeadShape], segments: Sequence[tuple[list[Any], int]], tokens: int
+    ) -> PackedAttend | None:
+        """See `Ops`."""
+        return packed_attention.attend_packed(layers, segments, tokens)
 
     def variants(self, linear: Linear, rows: int) -> Mapping[str, Product]:
         """See `Ops`."""

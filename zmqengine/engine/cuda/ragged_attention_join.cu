@@ -8,4 +8,4 @@
     total += from[i * (D + 2) + D + 1] * mine;
     sum += from[i * (D + 2) + d] * mine;
   }
-  out[(long long)blockIdx.x * D + d] = static_cast<T>(sum / total);
+  out[(long long)blockIdx.x * D + d] = static_cast<T>(total == 0.f ? 0.f : sum / total);

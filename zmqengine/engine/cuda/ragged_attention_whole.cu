@@ -1,2 +1,2 @@
-    out[place * D + d] = static_cast<T>(joined.sum / joined.weight);
+    out[place * D + d] = static_cast<T>(joined.weight == 0.f ? 0.f : joined.sum / joined.weight);
   }

@@ -1,12 +1,10 @@
-// The sum of a row of the residual stream and of what a product adds to it, and that sum normalised: w * s / rms(s). Where
-// the product was cut among blocks, `added` has a part of each, [blocks, rows, N], which is added here. A block takes a
-// row. What is rounded to T is what separate kernels would round.
+// The sum of a row of the residual stream and of a product, and that sum normalised: w * s / rms(s). A block takes a row.
+// What is rounded to T is what separate kernels would round.
   struct alignas(4 * sizeof(T)) Four { T at[4]; };
   struct alignas(4 * sizeof(A)) FourAdded { A at[4]; };
   constexpr int EACH = (N / 4 + THREADS - 1) / THREADS;
   __shared__ float shared_squares[32];
-  const int parts = WHOLE ? 1 : added_shape[0];
-  const long long first = (long long)blockIdx.x * (N / 4), all = (long long)gridDim.x * (N / 4);
+  const long long first = (long long)blockIdx.x * (N / 4);
   const FourAdded* from = reinterpret_cast<const FourAdded*>(added) + first;
   Four fours[EACH];
   float squares = 0.f;
@@ -14,17 +12,12 @@
   for (int e = 0; e < EACH; e++) {
     const int i = threadIdx.x + e * THREADS;
     if (i >= N / 4) continue;
-    float more[4] = {0.f, 0.f, 0.f, 0.f};
-    for (int part = 0; part < parts; part++) {
-      const FourAdded four = from[part * all + i];
-#pragma unroll
-      for (int j = 0; j < 4; j++) more[j] += static_cast<float>(four.at[j]);
-    }
+    const FourAdded more = from[i];
     fours[e] = reinterpret_cast<const Four*>(residual)[first + i];
 #pragma unroll
     for (int j = 0; j < 4; j++) {
       fours[e].at[j] =
-          static_cast<T>(static_cast<float>(fours[e].at[j]) + static_cast<float>(static_cast<T>(more[j])));
+          static_cast<T>(static_cast<float>(fours[e].at[j]) + static_cast<float>(static_cast<T>(static_cast<float>(more.at[j]))));
       squares += static_cast<float>(fours[e].at[j]) * static_cast<float>(fours[e].at[j]);
     }
     reinterpret_cast<Four*>(sum)[first + i] = fours[e];

@@ -1,21 +1,12 @@
 // Queries, keys and values out of the product that makes all three, [tokens, (H + 2 * KH) * D]: heads apart, queries and
-// keys normalised where the model does (NORMS), and turned by their places, the first DIMS of each head. A warp takes a
-// head of a token. Where the product was cut among blocks, there is a part of each, which is added here.
-  constexpr int EACH = D / 32, HEADS = H + 2 * KH, PAIRS = DIMS / 64;
-  const int lane = threadIdx.x & 31, one = blockIdx.x * WARPS + (threadIdx.x >> 5);
-  const int rows = offset_shape[0], tokens = product_shape[WHOLE ? 0 : 1], width = tokens / rows;
-  const int parts = WHOLE ? 1 : product_shape[0];
-  const int head = one % HEADS, token = one / HEADS, row = token / width;
-  if (token >= tokens) return;
+// keys normalised where the model does (NORMS), and turned by their positions, the first DIMS of each head. A warp takes
+// a head of a token, which rotary_rows.cu or rotary_packed.cu finds.
+  constexpr int EACH = D / 32, PAIRS = DIMS / 64;
+  const int lane = threadIdx.x & 31;
   const P* from = product + (long long)one * D + lane;
   float numbers[EACH];
 #pragma unroll
-  for (int i = 0; i < EACH; i++) {
-    float sum = 0.f;
-    for (int part = 0; part < parts; part++)
-      sum += static_cast<float>(from[(long long)part * tokens * HEADS * D + i * 32]);
-    numbers[i] = static_cast<float>(static_cast<T>(sum));
-  }
+  for (int i = 0; i < EACH; i++) numbers[i] = static_cast<float>(static_cast<T>(static_cast<float>(from[i * 32])));
   if (NORMS && head < H + KH) {
     float squares = 0.f;
 #pragma unroll
@@ -31,7 +22,7 @@
     }
   }
   if (head < H + KH) {
-    const float place = __int_as_float(SCALE) * static_cast<float>(offset[row] + token % width);
+    const float place = __int_as_float(SCALE) * static_cast<float>(position);
 #pragma unroll
     for (int i = 0; i < PAIRS; i++) {
       const int d = lane + i * 32;
@@ -44,8 +35,8 @@
       numbers[i + PAIRS] = low * sine + high * cosine;
     }
   }
-  const int own = head < H ? head : head < H + KH ? head - H : head - H - KH, ahead = token % width;
+  const int own = head < H ? head : head < H + KH ? head - H : head - H - KH;
   T* to;
   if (head < H) {
-    to = queries + (((long long)row * H + own) * width + ahead) * D;
+    to = queries + query * D;
   } else {

@@ -3,7 +3,6 @@
 // with tensor cores. Its warps take 16 columns at a time in turn. Which dimension of a key stands where in a product is
 // free as long as queries agree, and so is which column of the output is which: a lane loads 16 bytes at a time.
 // Weights of columns are multiplied as a sum of two numbers in half precision, so that they lose nothing.
-  constexpr int QUERIES = 16;
   constexpr int CH = D / 32;
   constexpr int HALVES = D / 64;
   constexpr int LINE = D + 2;
@@ -14,12 +13,6 @@
   __shared__ float shared_weight[WARPS][QUERIES];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int piece = lane & 3, row = lane >> 2;
-  const int key_heads = k_shape[1], heads = q_shape[1], W = q_shape[2];
-  const int G = heads / key_heads;
-  const int b = blockIdx.x / key_heads, h = blockIdx.x % key_heads;
-  const int query0 = blockIdx.y * QUERIES;
-  const bool holes = hidden_shape[1] > 1;
-  const int first = starts[b], end = stop[0];
   int lo = first, hi = end;
   if (SPLITS > 1) {
     const int share = (end - first + SPLITS - 1) / SPLITS;
@@ -33,16 +26,15 @@
   }
   for (int at = threadIdx.x; at < QUERIES * D / 8; at += WARPS * 32) {
     const int m = at / (D / 8), chunk = at % (D / 8), query = min(query0 + m, G * W - 1);
-    const T* from = q + b * q_strides[0] + (h * G + query / W) * q_strides[1] + (query % W) * q_strides[2];
+    const T* from = queries + (query / W) * head_step + (query % W) * token_step;
     shared_q[m * (D / 8) + (chunk ^ ((m & 1) << 2))] = *reinterpret_cast<const uint4*>(from + chunk * 8);
   }
   int last[2];
 #pragma unroll
   for (int r = 0; r < 2; r++) last[r] = end - (W - 1 - (query0 + row + 8 * r) % W);
   const float factor = scale[0] * 1.44269504f;
-  const T* keys = k + b * k_strides[0] + h * k_strides[1] + piece * 8;
-  const T* values = v + b * v_strides[0] + h * v_strides[1] + row * 8;
-  const unsigned char* marks = hidden + (long long)b * hidden_shape[1];
+  keys += piece * 8;
+  values += row * 8;
   float sums[HALVES * 8][4];
 #pragma unroll
   for (int t = 0; t < HALVES * 8; t++)
@@ -57,7 +49,7 @@
     for (int n = 0; n < 2; n++) {
       const long long at = min(i + n * 8 + row, hi - 1);
 #pragma unroll
-      for (int c = 0; c < CH; c++) kk[n][c] = *reinterpret_cast<const uint4*>(keys + at * k_strides[2] + c * 32);
+      for (int c = 0; c < CH; c++) kk[n][c] = *reinterpret_cast<const uint4*>(keys + at * key_step + c * 32);
     }
 #pragma unroll
     for (int place = 0; place < 4; place++) marked[place] = holes && marks[min(column(i, place), hi - 1)];
@@ -68,7 +60,7 @@
       const long long at = min(column(i, place), hi - 1);
 #pragma unroll
       for (int half = 0; half < HALVES; half++)
-        vv[place][half] = *reinterpret_cast<const uint4*>(values + at * v_strides[2] + half * 64);
+        vv[place][half] = *reinterpret_cast<const uint4*>(values + at * value_step + half * 64);
     }
   };
   int i = lo + warp * 16;
@@ -171,4 +163,4 @@
     if (query >= G * W) break;
     const Joined joined = join_warps<WARPS>(
         shared_best[0] + m, shared_weight[0] + m, QUERIES, shared_sums + m * LINE + d, QUERIES * LINE);
-    const long long place = ((long long)b * W + query % W) * heads + h * G + query / W;
+    const long long place = (token0 + query % W) * heads + h * G + query / W;

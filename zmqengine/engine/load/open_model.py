@@ -18,6 +18,7 @@ from zmqengine.engine.host.rounding import differ_by_rounding
 from zmqengine.engine.models.decoder import WIDTH_MAX, DecoderModel
 from zmqengine.engine.models.decoder_weights import NotOfTheFamily, read_weights
 from zmqengine.engine.models.ops import Ops
+from zmqengine.engine.models.segment import Segment
 
 log = logging.getLogger("zmqengine.engine")
 
@@ -134,8 +135,7 @@ def _many_logits(model: Any) -> list[np.ndarray]:
     """Logits of prompts and verify blocks of all sizes that use different kernels."""
     found = []
     for tokens in _PROMPTS:
-        prompt = [1 + index % _PROMPT_LOGITS for index in range(tokens)]
-        logits = kv.prefill_row(model, kv.new_caches(model), prompt)[0]
+        logits = kv.prefill_row(model, kv.new_caches(model), _prompt(tokens))[0]
         found.append(logits[:: tokens // _PROMPT_LOGITS])
     starts = []
     for row in _ROWS:
@@ -148,7 +148,12 @@ def _many_logits(model: Any) -> list[np.ndarray]:
     for width in (1, *widths):
         found.append(_step(model, batch, _ROWS, width))
         mx.eval(found)
+    found += _packed_step(model, batch, _ROWS)
     return _as_numpy(found)
+
+
+def _prompt(tokens: int) -> list[int]:
+    return [1 + index % _PROMPT_LOGITS for index in range(tokens)]
 
 
 def _step(model: Any, batch: kv.KVBatch, rows: Sequence[Sequence[int]], width: int) -> mx.array:
@@ -157,6 +162,17 @@ def _step(model: Any, batch: kv.KVBatch, rows: Sequence[Sequence[int]], width: i
     logits: mx.array = model(inputs, cache=batch.begin_step(inputs))[:, -1]
     batch.launch(logits)
     return logits
+
+
+def _packed_step(model: Any, batch: kv.KVBatch, rows: Sequence[Sequence[int]]) -> list[mx.array]:
+    """Logits [rows, vocab] of a step of a batch and of a prompt in one call."""
+    inputs = mx.array([row[-1:] for row in rows], dtype=mx.uint32)
+    caches = kv.new_caches(model)
+    prompt = kv.begin_row_prefill(caches, _prompt(_PROMPTS[-1]))
+    segments = [Segment(inputs, batch.begin_step(inputs)), Segment(prompt, caches)]
+    found = [logits[:, -1] for logits in model.packed(segments)]
+    batch.launch(found)
+    return found
 
 
 def _as_numpy(found: Sequence[mx.array]) -> list[np.ndarray]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -21,6 +21,7 @@ from zmqengine.engine.models.decoder_weights import DecoderWeights, HeadShape, L
 from zmqengine.engine.models.mlx_lm import RotatingKVCache
 from zmqengine.engine.models.ops import QKV, Ops, rotate_by
 from zmqengine.engine.models.positions import Axes, angles
+from zmqengine.engine.models.segment import Segment
 from zmqengine.engine.models.tree import arrays_of, filled, kind_of
 
 WIDTH_MAX = 8
@@ -32,45 +33,6 @@ WIDTH_MAX = 8
 _SHAPES_MAX = 32
 
 Traced = Callable[..., Sequence[mx.array]]
-
-
-class StepSegment(Protocol):
-    """Rows of a packed step that attend together."""
-
-    @property
-    def inputs(self) -> mx.array:
-        """Next tokens of the rows, [rows, width]."""
-        ...
-
-    @property
-    def caches(self) -> list[Any]:
-        """A cache for each layer."""
-        ...
-
-    @property
-    def embeddings(self) -> mx.array | None:
-        """Embeddings [rows, width, dim] in place of those of the tokens, or None."""
-        ...
-
-    @property
-    def positions(self) -> mx.array | None:
-        """Three positions of each token, [3, rows, width]; None where they follow from the caches."""
-        ...
-
-    @property
-    def shift(self) -> mx.array | None:
-        """Numbers [rows] to add to the positions that follow from the caches, or None."""
-        ...
-
-    @property
-    def deep(self) -> Sequence[mx.array]:
-        """Numbers [rows, width, dim] to add to the hidden states behind each of the first layers."""
-        ...
-
-    @property
-    def reads(self) -> bool:
-        """Whether last hidden states are wanted instead of logits."""
-        ...
 
 
 class DecoderModel:
@@ -107,7 +69,7 @@ class DecoderModel:
         shift: mx.array | None = None,
         deep: Sequence[mx.array] = (),
     ) -> mx.array:
-        """Logits [rows, width, vocab] for `inputs` [rows, width]; the rest as in `StepSegment`."""
+        """Logits [rows, width, vocab] for `inputs` [rows, width]; the rest as in `Segment`."""
         rows, width = inputs.shape
         caches = self.make_cache() if cache is None else cache
         if input_embeddings is not None or positions is not None:
@@ -146,7 +108,7 @@ class DecoderModel:
         normed = _after_attention(self.ops, self.layers[-1], self.weights.norm, hidden, attended)[1]
         return normed.reshape(rows, width, -1)
 
-    def packed(self, segments: Sequence[StepSegment]) -> list[mx.array]:
+    def packed(self, segments: Sequence[Segment]) -> list[mx.array]:
         """Logits [rows, width, vocab] of each segment, or hidden states of one that `reads`, lazy: unused ones are not
         computed."""
         steps = [
@@ -200,16 +162,25 @@ class DecoderModel:
         padding = hidden.shape[0] - ends[-1]
         is_whole = len(steps) == 1 and not padding
         unused: list[mx.array] = []
+        together = None
+        if len(steps) > 1 and all(step.follows for step in steps):
+            segments = [(step.caches, step.width) for step in steps]
+            together = ops.attend_packed(self.heads, segments, hidden.shape[0])
+        last = len(self.layers) - 1
         for number, (layer, norm) in enumerate(self._layers_and_norms()):
-            attended = []
-            for step, span in zip(steps, spans, strict=True):
-                own = product if is_whole else product[span]
-                attended.append(_by_token(step.attend(number, step.rotate(own, layer.heads))))
-            if number == len(self.layers) - 1:
+            if together is not None:
+                every = together(number, product)
+                attended = [every[span] for span in spans] if number == last else []
+            else:
+                attended = []
+                for step, span in zip(steps, spans, strict=True):
+                    own = product if is_whole else product[span]
+                    attended.append(_by_token(step.attend(number, step.rotate(own, layer.heads))))
+                if padding and not unused:
+                    unused.append(mx.zeros((padding, attended[0].shape[1]), attended[0].dtype))
+                every = attended[0] if is_whole else mx.concatenate([*attended, *unused])
+            if number == last:
                 break
-            if padding and not unused:
-                unused.append(mx.zeros((padding, attended[0].shape[1]), attended[0].dtype))
-            every = attended[0] if is_whole else mx.concatenate([*attended, *unused])
             if traced is not None:
                 hidden, product = traced[number](hidden, every)
                 continue
@@ -263,7 +234,7 @@ class DecoderModel:
 class _Attention:
     """Attention of one segment of a step in every layer.
 
-    `offset`: position of each row's first token, [rows], or a number for a single row. The rest is as in `StepSegment`.
+    `offset`: position of each row's first token, [rows], or a number for a single row. The rest is as in `Segment`.
     """
 
     def __init__(
@@ -289,12 +260,13 @@ class _Attention:
             self._angles = angles(positions, model.axes, model.layers[0].heads.rotation)
         self._ops = model.ops
         self._layers = model.layers
-        self._caches = caches
+        self.caches = caches
+        self.follows = positions is None and shift is None
+        """Whether positions follow from the caches."""
         if self.rows == 1:
             self._ops.make_room(model.heads, caches, self.width)
-        self._masks = {
-            window: model.ops.mask(caches[first], self.width, window) for window, first in model.windows
-        }
+        # By window, made in the first layer that has it: such layers share a mask.
+        self._masks: dict[int | None, Any] = {}
 
     def rotate(self, product: mx.array, heads: HeadShape) -> QKV:
         """Queries, keys and values of the segment's tokens."""
@@ -310,12 +282,14 @@ class _Attention:
 
     def attend(self, number: int, qkv: QKV) -> mx.array:
         """Write keys and values of one layer, and attend; returns [rows, heads, width, dim]."""
-        heads = self._layers[number].heads
+        heads, cache = self._layers[number].heads, self.caches[number]
+        if heads.window not in self._masks:
+            self._masks[heads.window] = self._ops.mask(cache, self.width, heads.window)
         mask = self._masks[heads.window]
         # The output of the last layer is unused where a prompt goes on.
         is_unused = number == len(self._layers) - 1 and not self.reads
         attend = self._ops.attend_lazily if is_unused or self._lazily else self._ops.attend
-        return attend(qkv, heads, self.offset, self._caches[number], mask)
+        return attend(qkv, heads, self.offset, cache, mask)
 
 
 def _by_token(attended: mx.array) -> mx.array:

@@ -20,6 +20,10 @@ Product = Callable[[mx.array, Linear], mx.array]
 QKV = Sequence[mx.array]
 """Queries, keys and values, or arrays from which `Ops.attend` computes them."""
 
+PackedAttend = Callable[[int, mx.array], mx.array]
+"""Attention of all segments of a packed step in one layer: takes the layer's number and its product [tokens, outputs],
+writes keys and values, and returns [tokens, heads * dim]."""
+
 # mlx-lm's threshold: for fewer (token, expert) pairs, sorting them costs more than it saves.
 _SORTED_MIN = 64
 # Numbers of rows at which products with quantised weights are measured; others use the variant of the next larger.
@@ -90,6 +94,13 @@ class Ops(Protocol):
         self, qkv: QKV, heads: HeadShape, offset: mx.array | int, cache: Any, mask: Any
     ) -> mx.array:
         """`attend` whose output is computed only if it is used."""
+        ...
+
+    def attend_packed(
+        self, layers: Sequence[HeadShape], segments: Sequence[tuple[list[Any], int]], tokens: int
+    ) -> PackedAttend | None:
+        """The attention of all `segments` of a packed step together, (caches, width) each; None where each attends on
+        its own. `tokens`: those of the step with padding."""
         ...
 
     def variants(self, linear: Linear, rows: int) -> Mapping[str, Product]:
@@ -206,6 +217,12 @@ class PlainOps:
     ) -> mx.array:
         """See `Ops`."""
         return self.attend(qkv, heads, offset, cache, mask)
+
+    def attend_packed(
+        self, layers: Sequence[HeadShape], segments: Sequence[tuple[list[Any], int]], tokens: int
+    ) -> PackedAttend | None:
+        """None: MLX has no attention over several arrays of keys."""
+        return None
 
     def variants(self, linear: Linear, rows: int) -> Mapping[str, Product]:
         """See `Ops`."""

@@ -72,7 +72,7 @@ class CallPositions:
 
     @contextmanager
     def within(self, positions: mx.array | None, shift: mx.array | None) -> Iterator[None]:
-        """The positions and the shift of a call, as in `models.decoder.StepSegment`."""
+        """The positions and the shift of a call, as in `models.segment.Segment`."""
         self._angles = None if positions is None else angles(positions, self._axes, self._rotation)
         self._shift = shift
         try:

@@ -27,13 +27,13 @@ from zmqengine.engine import kv
 from zmqengine.engine.grammar.mask import MaskFiller
 from zmqengine.engine.host.device import CPU, Device
 from zmqengine.engine.interface import StepResult
+from zmqengine.engine.models.segment import Segment
 from zmqengine.engine.prefix_cache.offers import Offer
 from zmqengine.engine.prefix_cache.store import PrefixCache
 from zmqengine.engine.row import Caches, Row, SampledToken
 from zmqengine.engine.sampling.sampler import Mask, Sampler
 from zmqengine.engine.speculation.verify_block import VerifyBlock
 from zmqengine.engine.step.inflight import InflightStep
-from zmqengine.engine.step.packed import Segment
 from zmqengine.engine.vision.seeing import shift
 
 

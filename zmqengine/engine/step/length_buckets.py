@@ -16,9 +16,10 @@ import mlx.core as mx
 
 from zmqengine.engine.interface import StepResult
 from zmqengine.engine.kv import KVBatch
+from zmqengine.engine.models.segment import Segment
 from zmqengine.engine.row import Caches, Row, SampledToken
 from zmqengine.engine.step.decode import DecodeBatch
-from zmqengine.engine.step.packed import Segment, forward
+from zmqengine.engine.step.packed import forward
 from zmqengine.engine.step.padding import padding_bytes
 
 # Share of the remaining room that a row's padding may take. If the first rows took all of it, each of the later ones

@@ -8,30 +8,13 @@ call for each segment.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 
 from zmqengine.engine.models.decoder import DecoderModel
+from zmqengine.engine.models.segment import Segment
 from zmqengine.engine.models.trunk import trunk_of
-from zmqengine.engine.row import Caches
-
-
-class Segment(NamedTuple):
-    """Rows that attend together: `inputs` [rows, width] are their next tokens, `caches` one for each layer.
-
-    `embeddings` [rows, width, dim] stand in place of those of the tokens, where some tokens are features of images.
-    A segment that `reads` is of texts: the step gives its last hidden states [rows, width, dim] instead of logits.
-    `positions`, `shift` and `deep` are as in `models.decoder.StepSegment`, for models that have such.
-    """
-
-    inputs: mx.array
-    caches: Caches
-    embeddings: mx.array | None = None
-    positions: mx.array | None = None
-    shift: mx.array | None = None
-    deep: Sequence[mx.array] = ()
-    reads: bool = False
 
 
 def forward(model: Any, segments: Sequence[Segment]) -> list[mx.array]:

@@ -21,11 +21,12 @@ import mlx.core as mx
 from zmqengine.engine import kv
 from zmqengine.engine.interface import RowDivergence, RowFailure, RowImage, RowPrefill, RowToken, StepResult
 from zmqengine.engine.load.probe import Abilities
+from zmqengine.engine.models.segment import Segment
 from zmqengine.engine.prefix_cache.branches import branches
 from zmqengine.engine.prefix_cache.store import Hit, PrefixCache
 from zmqengine.engine.row import Caches, Row, SampledToken, constraint_failure
 from zmqengine.engine.sampling.sampler import LogprobArrays, measure, read_logprobs
-from zmqengine.engine.step.packed import Segment, forward, read_lazily
+from zmqengine.engine.step.packed import forward, read_lazily
 from zmqengine.engine.step.padding import padding_bytes, split_by_padding
 from zmqengine.engine.step.prefill_order import pick
 from zmqengine.engine.vision.seeing import Seeing, positions

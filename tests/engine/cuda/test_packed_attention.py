@@ -1,0 +1,138 @@
+"""Segments of a packed step attend together as each of them alone does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.support import cuda_kernels, cuda_on_cpu
+from zmqengine.engine import kv
+from zmqengine.engine.cuda import packed_attention
+from zmqengine.engine.cuda.cuda_ops import CudaOps
+from zmqengine.engine.host.backend import on_cuda
+from zmqengine.engine.kv.layout import Layout
+from zmqengine.engine.models.decoder_weights import HeadShape, QueryKeyNorms, RotaryEmbedding
+
+DTYPE = mx.float16
+
+
+@pytest.fixture(params=["plain arithmetic", "as written"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The kernels on CUDA; elsewhere plain arithmetic in their place, or their text on the CPU."""
+    as_written = request.param == "as written"
+    if on_cuda():
+        if as_written:
+            pytest.skip("the device runs them")
+        yield
+        return
+    if as_written and not cuda_on_cpu.COMPILER:
+        pytest.skip("g++ is not installed")
+    cuda_kernels.stand_in(monkeypatch, as_written=as_written)
+    yield
+    monkeypatch.undo()
+    cuda_kernels.forget()
+
+
+def head_shape(dim: int, *, normed: bool = False) -> HeadShape:
+    norms = None
+    if normed:
+        queries, keys = (mx.random.normal((dim,), key=mx.random.key(seed)).astype(DTYPE) for seed in (1, 2))
+        both = mx.concatenate([mx.broadcast_to(queries, (6, 1, dim)), mx.broadcast_to(keys, (2, 1, dim))])
+        norms = QueryKeyNorms(queries, keys, both, 1e-6)
+    rotation = RotaryEmbedding(dim, False, 1e4, 1.0, None, 1.0)
+    return HeadShape(6, 2, dim, dim**-0.5, rotation, norms, None, DTYPE)
+
+
+def numbers(shape: tuple[int, ...], seed: int) -> mx.array:
+    return mx.random.normal(shape, key=mx.random.key(seed)).astype(DTYPE)
+
+
+def batch(heads: HeadShape, lengths: list[int], width: int, seed: int, rejected: list[int]) -> Any:
+    """The cache of a layer of rows that are about to step; of each the last tokens were `rejected`."""
+    layout = Layout(kv.PLAIN, lengths)
+    room = -(-layout.columns // 64) * 64 + 64
+    cache = kv.RaggedKVCache(layout, None, None, 1)
+    cache.joined(
+        *(numbers((len(lengths), heads.key_heads, room, heads.dim), seed + each) for each in range(2))
+    )
+    if rejected:
+        layout.roll_back(rejected)
+    layout.begin_step(width, idle=False)
+    return cache
+
+
+def row(heads: HeadShape, length: int, width: int, seed: int) -> Any:
+    """The cache of a layer of a prompt whose next tokens are about to be read."""
+    cache = kv.RowKVCache()
+    shape = (1, heads.key_heads, -(-(length + width) // 64) * 64, heads.dim)
+    cache.own(numbers(shape, seed), numbers(shape, seed + 1))
+    cache.offset = length
+    return cache
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("columns", [40, 400])
+@pytest.mark.parametrize("rejected", [[], [0, 3, 1]])
+def test_segments_attend_together(dim: int, columns: int, rejected: list[int]) -> None:
+    """Rows of unlike lengths, verify blocks and prompts, in one part of the columns or in several; padding gives
+    zeros."""
+    heads = head_shape(dim, normed=dim == 64)
+    widths, padding = [1, 3, 20, 5], 7
+
+    def caches() -> list[Any]:
+        return [
+            batch(heads, [columns, 9, columns // 2], 1, 10, rejected),
+            batch(heads, [7, columns - 1], 3, 20, []),
+            row(heads, columns - 20, 20, 30),
+            row(heads, 0, 5, 40),
+        ]
+
+    rows = [3, 2, 1, 1]
+    tokens = sum(count * width for count, width in zip(rows, widths, strict=True))
+    product = numbers((tokens + padding, 10 * dim), 50)
+    ops = CudaOps()
+    together = caches()
+    attend = ops.attend_packed([heads], [([cache], width) for cache, width in zip(together, widths, strict=True)],
+                               tokens + padding)  # fmt: skip
+    assert attend is not None
+    got = attend(0, product)
+    alone = caches()
+    wanted, start = [], 0
+    for cache, width, count in zip(alone, widths, rows, strict=True):
+        own = product[start : start + count * width]
+        start += count * width
+        mask = ops.mask(cache, width, None)
+        attended = ops.attend(ops.rotate(own, heads, cache.offset, count), heads, cache.offset, cache, mask)
+        wanted.append(attended.transpose(0, 2, 1, 3).reshape(count * width, -1))
+    mx.eval(got, wanted)
+    expected = np.array(mx.concatenate(wanted).astype(mx.float32))
+    found = np.array(got.astype(mx.float32))
+    assert np.abs(found[:tokens] - expected).max() < 0.01
+    assert not found[tokens:].any()
+    for one, other in zip(together, alone, strict=True):
+        for name in ("keys", "values"):
+            assert mx.allclose(getattr(one, name), getattr(other, name), atol=2e-3)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_segments_that_may_not_be_written_in_place_attend_alone() -> None:
+    """Whatever the others may."""
+    heads = head_shape(64)
+    shared = batch(heads, [9, 5], 1, 10, [])
+    shared.keys = shared.keys
+    full = row(heads, 64, 20, 30)
+    full.offset = 120
+    prompt = row(heads, 30, 20, 30)
+    ops = CudaOps()
+    assert ops.attend_packed([heads], [([shared], 1), ([prompt], 20)], 22) is None
+    assert ops.attend_packed([heads], [([prompt], 20), ([full], 20)], 40) is None
+    assert ops.attend_packed([heads._replace(window=8)], [([prompt], 20)], 20) is None
+    assert ops.attend_packed([heads._replace(dtype=mx.float32)], [([prompt], 20)], 20) is None
+    many = [([row(heads, 3, 2, number)], 2) for number in range(packed_attention.SEGMENTS + 1)]
+    assert ops.attend_packed([heads], many, 14) is None
+    assert ops.attend_packed([heads], many[1:], 12) is not None

@@ -1,0 +1,159 @@
+// CUDA C++ on a CPU, as far as our kernels use it: thread blocks run one after the other, a thread is a fiber, and a
+// barrier passes on to the next fiber. Arrays of the host may lie anywhere, so vectors of numbers need no alignment.
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __grid_constant__
+#define __shared__ static
+#define alignas(...)
+#define __syncthreads() block_barrier.wait()
+
+struct Dim { int x, y, z; };
+static Dim blockIdx, threadIdx, gridDim;
+struct uint4 { uint32_t x, y, z, w; };
+struct int4 { int x, y, z, w; };
+using __half = _Float16;
+using std::max;
+using std::min;
+
+struct Fiber {
+  ucontext_t context;
+  std::vector<char> stack = std::vector<char>(1 << 17);
+  bool ended = false;
+};
+static std::vector<Fiber> fibers;
+static ucontext_t host;
+
+static Fiber* next_fiber() {
+  const int count = fibers.size();
+  for (int step = 1; step <= count; step++) {
+    const int other = (threadIdx.x + step) % count;
+    if (!fibers[other].ended) {
+      threadIdx.x = other;
+      return &fibers[other];
+    }
+  }
+  return nullptr;
+}
+
+// Threads that have ended are not waited for.
+struct Barrier {
+  int threads = 0, waiting = 0, passed = 0;
+  void wait() {
+    const int before = passed;
+    waiting++;
+    while (passed == before) {
+      if (waiting >= threads) {
+        waiting = 0;
+        passed++;
+        return;
+      }
+      Fiber* own = &fibers[threadIdx.x];
+      Fiber* other = next_fiber();
+      if (other != own) swapcontext(&own->context, &other->context);
+    }
+  }
+};
+static Barrier block_barrier, warp_barriers[32];
+
+// What the lanes of a warp show each other: `operands` hold one of each, read between two barriers.
+static uint32_t operands[32][32][6];
+template <typename Read>
+static auto exchange(std::initializer_list<uint32_t> own, Read read) {
+  const int warp = threadIdx.x / 32;
+  std::copy(own.begin(), own.end(), operands[warp][threadIdx.x % 32]);
+  warp_barriers[warp].wait();
+  auto found = read(operands[warp], threadIdx.x % 32);
+  warp_barriers[warp].wait();
+  return found;
+}
+
+template <typename To, typename From>
+static To bits(From from) {
+  To to;
+  memcpy(&to, &from, sizeof(To));
+  return to;
+}
+static float __shfl_xor_sync(unsigned, float value, int mask) {
+  return exchange({bits<uint32_t>(value)}, [&](auto lanes, int lane) { return bits<float>(lanes[lane ^ mask][0]); });
+}
+static float __int_as_float(int number) { return bits<float>(number); }
+static float rsqrtf(float number) { return 1.f / sqrtf(number); }
+static uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selector) {
+  const uint64_t both = (uint64_t)high << 32 | low;
+  uint32_t found = 0;
+  for (int i = 0; i < 4; i++) found |= (both >> (8 * (selector >> (4 * i) & 7)) & 0xff) << (8 * i);
+  return found;
+}
+
+// In place of tensor_cores.cuh. Fragments as in PTX ISA 9.7.14, mma.m16n8k16.
+static float half_of(uint32_t pair, int place) { return bits<__half>((uint16_t)(pair >> (16 * place))); }
+struct Sums { float at[4]; };
+template <typename T>
+static void multiply(float* sum, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+  static_assert(std::is_same<T, __half>::value);
+  const Sums found = exchange({a0, a1, a2, a3, b0, b1}, [](auto lanes, int lane) {
+    Sums sums = {};
+    for (int c = 0; c < 4; c++) {
+      const int row = lane / 4 + 8 * (c / 2), column = lane % 4 * 2 + c % 2;
+      for (int k = 0; k < 16; k++) {
+        const int piece = k % 8 / 2;
+        sums.at[c] += half_of(lanes[row % 8 * 4 + piece][row / 8 + 2 * (k / 8)], k % 2) *
+            half_of(lanes[column * 4 + piece][4 + k / 8], k % 2);
+      }
+    }
+    return sums;
+  });
+  for (int c = 0; c < 4; c++) sum[c] += found.at[c];
+}
+
+namespace cooperative_groups {}
+namespace mlx::core::cu {
+template <typename T>
+struct Numbers {
+  T number[10];
+  const T& operator[](int i) const { return number[i]; }
+};
+using Shape = Numbers<int32_t>;
+using Strides = Numbers<int64_t>;
+static uint4 shared_start[1 << 16];
+}
+
+template <typename Kernel>
+static void run_thread(Kernel* kernel) {
+  (*kernel)();
+  fibers[threadIdx.x].ended = true;
+  block_barrier.threads--;
+  warp_barriers[threadIdx.x / 32].threads--;
+  Fiber* other = next_fiber();
+  setcontext(other ? &other->context : &host);
+}
+
+template <typename Kernel>
+static void launch(Dim grid, int threads, Kernel kernel) {
+  static Kernel* started;
+  started = &kernel;
+  gridDim = grid;
+  for (int block = 0; block < grid.x * grid.y * grid.z; block++) {
+    blockIdx = {block % grid.x, block / grid.x % grid.y, block / grid.x / grid.y};
+    fibers = std::vector<Fiber>(threads);
+    block_barrier = {threads};
+    for (int warp = 0; warp < 32; warp++) warp_barriers[warp] = {max(0, min(32, threads - 32 * warp))};
+    for (Fiber& fiber : fibers) {
+      getcontext(&fiber.context);
+      fiber.context.uc_stack.ss_sp = fiber.stack.data();
+      fiber.context.uc_stack.ss_size = fiber.stack.size();
+      makecontext(&fiber.context, +[] { run_thread(started); }, 0);
+    }
+    threadIdx = {0, 0, 0};
+    swapcontext(&host, &fibers[0].context);
+  }
+}

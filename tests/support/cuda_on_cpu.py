@@ -1,0 +1,92 @@
+"""Kernels of CUDA C++ on the CPU: their text is compiled by g++, with what they use of CUDA in cuda_on_cpu.h."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+
+from tests.support.kv_kernels import memory
+
+COMPILER = shutil.which("g++")
+_HEADER = Path(__file__).with_suffix(".h")
+_NUMPY = {mx.float32: np.float32, mx.float16: np.float16, mx.int32: np.int32}
+_DIMS_MAX = 10
+
+
+def run(
+    text: str,
+    inputs: Sequence[tuple[str, mx.array]],
+    outputs: Sequence[tuple[str, mx.Dtype]],
+    shapes: Sequence[tuple[int, ...]],
+    grid: tuple[int, int, int],
+    threadgroup: tuple[int, int, int],
+) -> list[mx.array]:
+    """The outputs of a kernel, given its text with its head as MLX generates it. It may write into its inputs.
+
+    What it does not write is not a number.
+    """
+    kernel, name = _compiled(text)
+    arrays = [(name, memory(array)) for name, array in inputs]
+    made = [np.full(shape, np.nan, _NUMPY[dtype]) for shape, (_, dtype) in zip(shapes, outputs, strict=True)]
+    given = []
+    for one, array in arrays:
+        given.append(array)
+        for suffix, numbers, kind in (
+            ("shape", array.shape, np.int32),
+            ("strides", [step // array.itemsize for step in array.strides], np.int64),
+        ):
+            if f"{one}_{suffix}," in text:
+                given.append(np.array([*numbers, *[0] * (_DIMS_MAX - len(numbers))], kind))
+    given += made
+    pointers = (ctypes.c_void_p * len(given))(*(array.ctypes.data for array in given))
+    blocks = [threads // size for threads, size in zip(grid, threadgroup, strict=True)]
+    kernel[name](pointers, *blocks, threadgroup[0])
+    return [mx.array(array) for array in made]
+
+
+@cache
+def _compiled(text: str) -> tuple[ctypes.CDLL, str]:
+    """The library of a kernel, and the name of its function, which takes pointers to the kernel's arguments."""
+    found = re.search(r"__global__ void (\w+)\((.*?)\) \{", text, re.DOTALL)
+    assert found is not None
+    name, parameters = found.groups()
+    kinds = [re.sub(r" \w+$", "", one.strip()) for one in parameters.split(",")]
+    call = ", ".join(
+        f"({kind})arguments[{place}]"
+        if kind.endswith("*")
+        else f"*(mlx::core::cu::{kind.split()[-1]}*)arguments[{place}]"
+        for place, kind in enumerate(kinds)
+    )
+    body = re.sub(r"#include.*\n", "", text)
+    # The header has the instruction of tensor cores, and the shared memory whose size the launch gives.
+    body = re.sub(
+        r"template <typename T>\n__device__ \w+ void multiply\(.*?(?=template <typename T>)",
+        "",
+        body,
+        flags=re.DOTALL,
+    )
+    body = body.replace("extern __shared__ uint4 shared_start[];", "")
+    directory = Path(tempfile.mkdtemp(prefix="cuda-on-cpu-"))
+    try:
+        source, library = directory / "kernel.cpp", directory / "kernel.so"
+        source.write_text(
+            f'#include "{_HEADER}"\n{body}\n'
+            f'extern "C" void {name}(void** arguments, int x, int y, int z, int threads) {{\n'
+            f"  launch(Dim{{x, y, z}}, threads, [&] {{ mlx::core::cu::{name}({call}); }});\n}}\n"
+        )
+        subprocess.run(
+            [str(COMPILER), "-std=c++20", "-O1", "-w", "-shared", "-fPIC", str(source), "-o", str(library)],
+            check=True,
+        )
+        return ctypes.CDLL(str(library)), name
+    finally:
+        shutil.rmtree(directory)
