@@ -76,6 +76,11 @@ class ContextExceeded(RequestError):
 
     code = "context_exceeded"
 
+    def __init__(self, message: str, *, text: int | None = None, retry_after_ms: int | None = None) -> None:
+        super().__init__(message, retry_after_ms=retry_after_ms)
+        self.text = text
+        """Index of the text to embed that is too long; None for a prompt, and where a worker refuses it."""
+
 
 class Conflict(RequestError):
     """The request id is in use with other contents; choose another id."""

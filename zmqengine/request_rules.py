@@ -144,5 +144,6 @@ def check_text(text: Sequence[int], index: int, context_tokens: int, *, is_whole
         count = f"{'' if is_whole else 'over '}{len(text)}"
         raise ContextExceeded(
             f"text {index} has {count} tokens, over the {context_tokens} that the model reads: "
-            "shorten it, or ask for it to be truncated"
+            "shorten it, or ask for it to be truncated",
+            text=index,
         )

@@ -156,8 +156,9 @@ def test_a_text_that_is_too_long_is_refused_or_cut() -> None:
         FakeWorker(FakeEngineConfig(dimensions=WIDTH, context_tokens=20)) as worker,
         Client(worker.address) as client,
     ):
-        with pytest.raises(ContextExceeded, match="text 1 has 21 tokens, over the 20"):
+        with pytest.raises(ContextExceeded, match="text 1 has 21 tokens, over the 20") as raised:
             client.embed([[5], [5] * 21])
+        assert raised.value.text == 1
         expect_own(client.embed([[5], [5] * 21], truncate=True), [[5], [5] * 20])
 
 

@@ -73,10 +73,12 @@ def embed(
             try:
                 vectors = _vectors(client, texts, done, dimensions=dimensions, prompt=prompt, **options)
             except ContextExceeded as error:
-                _, index, reason = error.message.split(" ", 2)
+                if error.text is None:
+                    raise
+                reason = error.message.removeprefix(f"text {error.text} ")
                 raise click.ClickException(
                     # The advice for it elsewhere is about prompts.
-                    f"{file.name}, line {block[int(index)][0]}: the text {reason} with --truncate"
+                    f"{file.name}, line {block[error.text][0]}: the text {reason} with --truncate"
                 ) from None
             done += len(texts)
             if out is not None:
