@@ -35,6 +35,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The choices that are made on a GPU; MLX computes on its default device."""
     for module in (activations, attention, encoder_model, engine, opening, packing):
         monkeypatch.setattr(module, "on_gpu", lambda: True)
+    monkeypatch.setattr(encoder_model, "on_cuda", lambda: True)
 
 
 @pytest.fixture
@@ -91,7 +92,6 @@ def test_padded_texts_have_the_vectors_of_texts_without_padding(
     ]
     made, _ = run(padded, [TextsRequest(0, texts, output=output)])
     (tmp_path / "b").mkdir()
-    monkeypatch.setattr(encoder_model, "REPLAYED_PRODUCTS_MAX", 0)
     plain = engine_of(write(tmp_path / "b", given))
     monkeypatch.setattr(Replays, "begin", lambda *_: None)
     expected, _ = run(plain, [TextsRequest(0, texts, output=output)])
@@ -198,7 +198,7 @@ def test_a_request_is_two_fifths_of_the_operations_of_mlx_embeddings(
     replays = replays_of(minilm)
     assert replays.begin(given, []) is not None
     job, calls = calls_of(lambda: replays.begin(given, []))
-    made = operations(job._vectors)
+    made = operations(*(vectors for vectors, _ in job._parts))
     print(f"{texts} texts: {made} operations, {calls} calls")
     assert made * 5 <= THEIR_OPERATIONS * 2
     assert calls * 10 <= THEIR_CALLS + 30 * texts
@@ -213,7 +213,7 @@ def test_shapes_repeat() -> None:
         made: mx.array = batch.mean(batch.ids[:, None])
         return made
 
-    replays = Replays(forward, context_tokens=512, tokens_max=16_384, heads=4)
+    replays = Replays(forward, context_tokens=512, free_tokens=16_384, tokens_max=16_384, heads=4)
     shapes = set()
     for texts in range(1, 33):
         for length in range(1, 513, 7):
@@ -228,13 +228,38 @@ def test_shapes_repeat() -> None:
         assert rounded(count, 8) <= max(8, 1.25 * count)
 
 
-def test_a_batch_that_fills_the_device_is_not_padded(
+def test_padding_that_takes_time_is_half_of_a_shape_at_most() -> None:
+    """Texts of other lengths get other shapes; the vectors come in the order of the texts."""
+    shapes = []
+
+    def forward(batch: Any) -> mx.array:
+        shapes.append((batch._texts, batch._longest))
+        made: mx.array = batch.mean(batch.ids[:, None])
+        return made
+
+    lengths = [3, 70, 5, 300, 9, 12, 66, 31, 3, 290, 8] * 12
+    texts = [[place + 1] * length for place, length in enumerate(lengths)]
+    replays = Replays(forward, context_tokens=512, free_tokens=64, tokens_max=4096, heads=4)
+    job = replays.begin(texts, [])
+    assert job is not None
+    assert job.step(1) <= 2 * sum(lengths)
+    assert job.result()[:, 0].tolist() == [place + 1 for place in range(len(texts))]
+    assert max(rows * columns for rows, columns in shapes) <= 4096
+    free = Replays(forward, context_tokens=512, free_tokens=4096, tokens_max=4096, heads=4)
+    shapes.clear()
+    free.begin(texts[:11], [])
+    assert shapes == [(12, 320)]
+    assert replays.begin([[5] * 5000], []) is None
+
+
+def test_on_metal_a_batch_that_fills_the_device_is_not_padded(
     on_a_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There padding takes longer than operations."""
     given = case("bert-mean")
     layer_floats = 8_000
-    monkeypatch.setattr(encoder_model, "REPLAYED_PRODUCTS_MAX", 64 * layer_floats)
+    monkeypatch.setattr(encoder_model, "on_cuda", lambda: False)
+    monkeypatch.setattr(encoder_model, "FREE_PRODUCTS_METAL", 64 * layer_floats)
     opened = engine_of(write(tmp_path, given))
     replays = replays_of(opened)
     assert replays.begin([[5] * 8], []) is not None

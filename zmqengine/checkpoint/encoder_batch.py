@@ -13,6 +13,6 @@ kernels that do not, but not all have one for float32."""
 
 
 def batch_bytes(config: Mapping[str, Any], tokens: int) -> int:
-    """Bytes of a batch of so many tokens: their states in a layer, in float32, and attention scores."""
+    """Bytes of a batch of `tokens`: their states in a layer, in float32, and attention scores."""
     floats = 8 * int(config["hidden_size"]) + 3 * int(config.get("intermediate_size", 0))
     return tokens * 4 * floats + SCORES_BYTES_MAX

@@ -23,7 +23,7 @@ from zmqengine.engine.embedding.pooling import pool
 from zmqengine.engine.embedding.product import Product
 from zmqengine.engine.embedding.replay import ReplayJob, Replays
 from zmqengine.engine.embedding.text_batch import TextBatch
-from zmqengine.engine.host.backend import on_gpu
+from zmqengine.engine.host.backend import on_cuda, on_gpu
 from zmqengine.engine.models.arrays import Weights, read_arrays
 from zmqengine.engine.texts.pooling import unit
 from zmqengine.errors import ModelLoadError
@@ -35,11 +35,12 @@ _FAMILIES: dict[str, tuple[Any, Callable[..., Any]]] = {
     "nomic": (nomic, nomic.NomicBert),
 }
 
-REPLAYED_PRODUCTS_MAX = 4_000_000_000
-"""Products of numbers in a layer, of tokens with weights in float32, up to which a GPU replays a padded batch: an H100
-takes 0.12 ms for them at best (67 TFLOP/s), and the host as long for a layer's 20 launches without padding."""
+FREE_PRODUCTS_CUDA, FREE_PRODUCTS_METAL = 4_000_000_000, 300_000_000
+"""Products of numbers in a layer, of tokens with weights in float32, that take about the 0.13 ms in which the host
+launches a layer's 20 operations: on an H100 (67 TFLOP/s), and on a small GPU of Apple (5 TFLOP/s, not tried)."""
 _HALF_SPEED = 8
-"""Factor of that for weights of fewer bits: tensor cores make 990 TFLOP/s at best, and seldom more than half of it."""
+"""Factor of that on CUDA for weights of fewer bits: tensor cores make 990 TFLOP/s at best, and seldom more than half of
+it."""
 
 DIFFERENCE_MAX = 0.05
 """Relative difference of vectors, above which replays are not used. Rounding in bfloat16 stays below it; a mask or a
@@ -67,12 +68,16 @@ class TextEncoder:
             arrays: dict[str, mx.array] = dict(tree_flatten(encoder.layers))
             layer_floats = sum(array.size for array in arrays.values()) // len(encoder.layers)
             is_full = any(array.dtype == mx.float32 for array in arrays.values())
-            products_max = REPLAYED_PRODUCTS_MAX * (1 if is_full else _HALF_SPEED)
-            tokens_max = min(self.tokens_max, products_max // layer_floats)
+            free_products = FREE_PRODUCTS_METAL
+            if on_cuda():
+                free_products = FREE_PRODUCTS_CUDA * (1 if is_full else _HALF_SPEED)
+            free_tokens = free_products // layer_floats
             self._replays = Replays(
                 self._forward,
                 context_tokens=context_tokens,
-                tokens_max=tokens_max,
+                free_tokens=free_tokens,
+                # On CUDA a shape that is new costs more than padding: MLX makes new graphs and finds no freed buffers.
+                tokens_max=self.tokens_max if on_cuda() else min(self.tokens_max, free_tokens),
                 heads=int(config["num_attention_heads"]),
             )
 

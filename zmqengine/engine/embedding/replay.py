@@ -1,8 +1,8 @@
-"""Forward passes of small batches of texts: traced once for each shape, then replayed in one call."""
+"""Forward passes of texts in few shapes: each is traced once, then replayed in one call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import mlx.core as mx
 import numpy as np
@@ -16,61 +16,104 @@ are traced, and padding of batches that fill the device is at most a quarter in 
 
 
 class Replays:
-    """`forward` of small batches of texts, from a `Padded` to vectors.
+    """`forward` of batches of texts, from a `Padded` to vectors, in few shapes.
 
-    For a device that waits for the host: padding costs it little, and the host calls no Python. `context_tokens`: most
-    tokens of a text, beyond which there are no positions for padding either. `tokens_max`: most tokens of a shape.
-    Attention scores of a shape, of as many `heads`, take at most `SCORES_BYTES_MAX`.
+    For a device that waits for the host, which calls no Python here. `context_tokens`: most tokens of a text, beyond
+    which there are no positions for padding either. `free_tokens`: tokens that take the device no longer than it takes
+    to launch them. `tokens_max`: most tokens of a shape. Attention scores of a shape, of as many `heads`, take at most
+    `SCORES_BYTES_MAX`.
     """
 
     def __init__(
-        self, forward: Callable[[Padded], mx.array], *, context_tokens: int, tokens_max: int, heads: int
+        self,
+        forward: Callable[[Padded], mx.array],
+        *,
+        context_tokens: int,
+        free_tokens: int,
+        tokens_max: int,
+        heads: int,
     ) -> None:
         self._traced = mx.compile(lambda *given: forward(Padded(*given)))
         self._context_tokens = context_tokens
+        self._free_tokens = free_tokens
         self._tokens_max = tokens_max
-        self._heads = heads
+        self._scores_max = SCORES_BYTES_MAX // (4 * heads)
 
     def begin(self, texts: Sequence[Sequence[int]], second: Sequence[int]) -> ReplayJob | None:
-        """A job for these texts; None if they need a larger shape."""
-        rows = rounded(len(texts), ROWS_BY_POWER)
-        longest = max(map(len, texts))
-        columns = max(longest, min(rounded(longest, TOKENS_BY_POWER), self._context_tokens))
-        scores_bytes = 4 * self._heads * rows * columns * columns
-        if rows * columns > self._tokens_max or scores_bytes > SCORES_BYTES_MAX:
+        """A job for these texts; None if one of them needs a larger shape."""
+        counts = np.array(list(map(len, texts)))
+        order = (-counts).argsort(kind="stable")
+        if not self._is_possible(1, self._columns(int(counts[order[0]]))):
             return None
-        ids = np.zeros((rows, columns), np.uint32)
-        lengths = np.ones((rows, 1), np.int32)
-        for row, text in enumerate(texts):
-            ids[row, : len(text)] = text
-            # Nothing that is not finite comes to a text from a token that it does not have.
-            ids[row, len(text) :] = text[0]
-            lengths[row] = len(text)
-        given = [ids, lengths]
-        if any(second):
-            given.append(np.zeros((rows, 1), np.int32))
-            given[-1][: len(texts), 0] = second
-        return ReplayJob(self._traced(*map(mx.array, given)), len(texts), ids.size)
+        parts, tokens = [], 0
+        for taken in self._shapes(counts, order):
+            rows, columns = rounded(len(taken), ROWS_BY_POWER), self._columns(int(counts[taken[0]]))
+            given = [_rectangle([texts[text] for text in taken], rows, columns), np.ones((rows, 1), np.int32)]
+            given[1][: len(taken), 0] = counts[taken]
+            if any(second):
+                given.append(np.zeros((rows, 1), np.int32))
+                given[2][: len(taken), 0] = np.array(second)[taken]
+            parts.append((self._traced(*map(mx.array, given)), len(taken)))
+            tokens += rows * columns
+        return ReplayJob(parts, order, tokens)
+
+    def _shapes(self, counts: np.ndarray, order: np.ndarray) -> Iterator[np.ndarray]:
+        """Indices of texts that share a shape, the longest first.
+
+        At most half of a shape is padding, or as much as takes no time.
+        """
+        while len(order):
+            columns = self._columns(int(counts[order[0]]))
+            tokens = counts[order].cumsum()
+            rows = len(order)
+            while rows > 1:
+                size = rounded(rows, ROWS_BY_POWER) * columns
+                if self._is_possible(rows, columns) and size <= max(self._free_tokens, 2 * tokens[rows - 1]):
+                    break
+                rows -= 1
+            yield order[:rows]
+            order = order[rows:]
+
+    def _is_possible(self, rows: int, columns: int) -> bool:
+        size = rounded(rows, ROWS_BY_POWER) * columns
+        return size <= self._tokens_max and size * columns <= self._scores_max
+
+    def _columns(self, length: int) -> int:
+        return max(length, min(rounded(length, TOKENS_BY_POWER), self._context_tokens))
 
 
 class ReplayJob:
-    """A batch in one call: a `Job` of one part."""
+    """A batch in one call, or in one for each of its shapes: a `Job` of one part.
 
-    def __init__(self, vectors: mx.array, texts: int, tokens: int) -> None:
-        self._vectors = vectors
-        self._texts = texts
+    `parts`: vectors of each shape, and its number of texts; `order`: the texts' indices.
+    """
+
+    def __init__(self, parts: Sequence[tuple[mx.array, int]], order: np.ndarray, tokens: int) -> None:
+        self._parts = parts
+        self._order = order
         self._tokens = tokens
         self.is_launched = False
 
     def step(self, tokens_max: int) -> int:
         """Launch all of it; returns the tokens with padding, as these take the time."""
         self.is_launched = True
-        mx.async_eval(self._vectors)  # type: ignore[no-untyped-call]
+        mx.async_eval([vectors for vectors, _ in self._parts])  # type: ignore[no-untyped-call]
         return self._tokens
 
     def result(self) -> np.ndarray:
         """The vectors, once they are computed."""
-        return np.array(self._vectors)[: self._texts]
+        vectors = np.concatenate([np.array(vectors)[:count] for vectors, count in self._parts])
+        return vectors[self._order.argsort()]
+
+
+def _rectangle(texts: Sequence[Sequence[int]], rows: int, columns: int) -> np.ndarray:
+    """Token ids (rows, columns)."""
+    ids = np.zeros((rows, columns), np.uint32)
+    for row, text in enumerate(texts):
+        # Padding repeats a token of the text: nothing that is not finite comes to it from one that it does not have.
+        ids[row] = text[0]
+        ids[row, : len(text)] = text
+    return ids
 
 
 def rounded(count: int, by_power: int) -> int:
