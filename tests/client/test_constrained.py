@@ -101,10 +101,10 @@ def test_a_plain_schema_gives_dicts_and_the_other_ways_give_texts(pico: WorkerPr
 def test_what_was_cut_is_no_object(pico: WorkerProcess) -> None:
     """Neither by max_tokens nor at a stop string; the text is still there."""
     with pico.client() as client:
-        with pytest.raises(GenerationFailed, match="max_tokens") as cut:
+        with pytest.raises(GenerationFailed, match="cut at max_tokens") as cut:
             client.generate("x", schema=DataPoint, max_tokens=3).read_object()
         assert cut.value.completion.text.startswith("{")  # type: ignore[attr-defined]
-        with pytest.raises(GenerationFailed, match="cut"):
+        with pytest.raises(GenerationFailed, match="cut before its end"):
             client.generate("x", schema=DataPoint, stop="mood").read_object()
 
 

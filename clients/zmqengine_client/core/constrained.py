@@ -51,8 +51,8 @@ def to_object(completion: Completion, shape: object) -> Any:
     Raises `GenerationFailed` for an output that was cut, and the type's own error if it demands more than its schema.
     """
     if completion.finish != "stop" or completion.stop_string is not None:
-        why = "max_tokens: raise it" if completion.finish == "length" else "its end"
-        error = GenerationFailed(f"the output is not a complete object: it was cut before {why}")
+        why = "at max_tokens: raise it" if completion.finish == "length" else "before its end"
+        error = GenerationFailed(f"the output is not a complete object: it was cut {why}")
         error.completion = completion
         raise error
     for reader in ("model_validate_json", "validate_json"):
