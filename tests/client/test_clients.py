@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import closing
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -22,9 +25,11 @@ from zmqengine.errors import (
 )
 from zmqengine.protocol.messages import Description, GetMetrics, Metrics, Ping, TokenizerBundle
 from zmqengine.testing import FakeWorker
-from zmqengine_client import AsyncClient, Completion
+from zmqengine_client import AsyncClient, Client, Completion
+from zmqengine_client.aio.waiting import AsyncMailbox
 from zmqengine_client.core.options import Options, check_options, make_options
 from zmqengine_client.core.request import Request
+from zmqengine_client.sync.waiting import Mailbox, Notifier
 from zmqengine_client.text import tokenizer_cache
 from zmqengine_client.text.tokenizer import Tokenizer
 
@@ -589,6 +594,112 @@ def test_a_closed_client_refuses_and_its_streams_have_ended(connect: Connect, wo
             await until(lambda: rows_free(other))
 
     asyncio.run(scenario())
+
+
+def test_a_closed_client_leaves_no_socket_to_the_garbage_collector(
+    worker: FakeWorker, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Python warns of such sockets (`-X dev`), and a test run that turns warnings into errors fails."""
+    client = Client(worker.address)
+    assert client.generate_tokens([1], max_tokens=1).read().finish == "length"
+    client.close()
+    del client
+    gc.collect()
+    assert [warning for warning in recwarn if warning.category is ResourceWarning] == []
+
+
+def test_a_call_that_a_closing_client_drops_does_not_wait(worker: FakeWorker) -> None:
+    """Between the look whether the client is open and the call, another thread may close it."""
+    client = Client(worker.address)
+    post = client._driver.post
+
+    def late(command: Callable[[float], None]) -> None:
+        client.close()
+        post(command)
+
+    client._driver.post = late  # type: ignore[method-assign]
+    outcomes = SimpleQueue[str]()
+
+    def call() -> None:
+        try:
+            client.ping()
+        except RuntimeError as error:
+            outcomes.put(str(error))
+
+    threading.Thread(target=call, daemon=True).start()
+    assert outcomes.get(timeout=HANG_S) == "the client is closed"
+
+
+def test_an_async_client_refuses_another_loop(worker: FakeWorker) -> None:
+    """Its sockets are watched by the loop of the first call: in another one nothing would ever come."""
+    client = AsyncClient(worker.address)
+
+    async def first() -> Any:
+        assert await client.ping() >= 0
+        return client.generate_tokens([1], max_tokens=4000)
+
+    async def second(stream: Any) -> None:
+        with pytest.raises(RuntimeError, match="event loop of its first call"):
+            client.generate("hello")
+        for call in (stream.read, client.ping, client.close):
+            with pytest.raises(RuntimeError, match="event loop of its first call"):
+                await asyncio.wait_for(call(), HANG_S)
+
+    with closing(asyncio.new_event_loop()) as loop:
+        stream = loop.run_until_complete(first())
+        asyncio.run(second(stream))
+        loop.run_until_complete(client.close())
+    asyncio.run(client.close())
+
+
+def test_a_task_reads_on_at_once_where_a_cancelled_one_waited(worker: FakeWorker) -> None:
+    """The cancelled task ends later, and takes nothing of the next one's wait along."""
+
+    async def read(stream: Any) -> list[int]:
+        waiting = asyncio.ensure_future(stream.__anext__())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        waiting.cancel()
+        first = await stream.__anext__()
+        return first.tokens + [token async for chunk in stream for token in chunk.tokens]
+
+    async def scenario() -> None:
+        async with AsyncClient(worker.address) as client:
+            stream = client.generate_tokens([1], max_tokens=40, seed=0)
+            tokens = await asyncio.wait_for(read(stream), HANG_S)
+            assert tokens == worker.expected_tokens([1], 40)
+
+    asyncio.run(scenario())
+
+
+def test_a_second_task_that_waits_for_a_stream_is_refused() -> None:
+    """One of the two would wait for ever."""
+
+    async def scenario() -> None:
+        mailbox = AsyncMailbox()
+        waiting = [asyncio.ensure_future(mailbox.wait()) for _ in range(2)]
+        done, _ = await asyncio.wait(waiting, timeout=HANG_S, return_when=asyncio.FIRST_COMPLETED)
+        assert [type(task.exception()) for task in done] == [RuntimeError]
+
+    asyncio.run(scenario())
+
+
+def test_a_second_thread_that_waits_for_a_stream_is_refused() -> None:
+    """The first one waits on, and gets what comes."""
+    mailbox, outcomes = Mailbox(), SimpleQueue[object]()
+
+    def wait() -> None:
+        try:
+            outcomes.put(mailbox.wait())
+        except RuntimeError as error:
+            outcomes.put(error)
+
+    for _ in range(2):
+        threading.Thread(target=wait, daemon=True).start()
+    assert isinstance(outcomes.get(timeout=HANG_S), RuntimeError)
+    notifier = Notifier()
+    mailbox.put(notifier)
+    assert outcomes.get(timeout=HANG_S) == [notifier]
 
 
 def test_a_second_client_with_the_same_secret_takes_over(connect: Connect, worker: FakeWorker) -> None:

@@ -44,6 +44,7 @@ class LoopDriver:
             raise RuntimeError("a client does not survive a fork: make a new one in this process")
         if self._closed if self._rounds is None else self._rounds.closed.done():
             raise RuntimeError("the client is closed")
+        self._check_loop()
 
     def check_waiting(self) -> None:
         """As `check`: a waiting task blocks no other, so there is no further reason to refuse."""
@@ -76,9 +77,16 @@ class LoopDriver:
     async def close(self) -> None:
         """Say bye and close the sockets. Idempotent."""
         self._closed = True
-        if self._rounds is not None and self._pid == os.getpid():
+        if self._rounds is not None and not self._rounds.closed.done() and self._pid == os.getpid():
+            self._check_loop()
             self.post(self.session.close)
             await asyncio.shield(self._rounds.closed)
+
+    def _check_loop(self) -> None:
+        if self._rounds is not None and self._rounds.loop is not asyncio.get_running_loop():
+            raise RuntimeError(
+                "a client belongs to the event loop of its first call: make a new one in this loop"
+            )
 
 
 class _Rounds:
@@ -93,8 +101,8 @@ class _Rounds:
     ) -> None:
         self._session = session
         self._on_event = on_event
-        self._loop = asyncio.get_running_loop()
-        self.closed = self._loop.create_future()
+        self.loop = asyncio.get_running_loop()
+        self.closed = self.loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         self._pumping = False
@@ -114,12 +122,12 @@ class _Rounds:
             here = asyncio.get_running_loop()
         except RuntimeError:
             here = None
-        if here is self._loop:
+        if here is self.loop:
             call()
         else:
             # A loop that is closed has no sockets left to send an abort.
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(call)
+                self.loop.call_soon_threadsafe(call)
 
     def _post(self, command: Callable[[float], None]) -> None:
         """Call `command` on the loop, from any thread."""
@@ -132,18 +140,18 @@ class _Rounds:
         self.on_loop(run)
 
     def _watch(self, source: zmq.Socket[bytes]) -> None:
-        self._loop.add_reader(_descriptor(source), self._pump)
+        self.loop.add_reader(_descriptor(source), self._pump)
         # Messages that arrived before the watch began are not signalled any more.
         self.pump_soon()
 
     def _unwatch(self, source: zmq.Socket[bytes]) -> None:
-        self._loop.remove_reader(_descriptor(source))
+        self.loop.remove_reader(_descriptor(source))
 
     def pump_soon(self) -> None:
         """Schedule a round for the loop's next iteration."""
         if not self._pump_is_due:
             self._pump_is_due = True
-            self._loop.call_soon(self._pump)
+            self.loop.call_soon(self._pump)
 
     def _pump(self) -> None:
         self._pump_is_due = False
@@ -191,7 +199,7 @@ class _Rounds:
             if self._timer is not None:
                 self._timer.cancel()
             self._timer_at = due
-            self._timer = self._loop.call_later(max(0.0, due - time.monotonic()), self._timed_out)
+            self._timer = self.loop.call_later(max(0.0, due - time.monotonic()), self._timed_out)
 
     def _timed_out(self) -> None:
         self._timer, self._timer_at = None, math.inf

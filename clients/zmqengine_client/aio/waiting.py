@@ -43,15 +43,19 @@ class AsyncMailbox:
             self._waiter.set_result(None)
 
     async def wait(self) -> list[AsyncNotifier]:
-        """Notifiers with news since the last call; waits for the first. For one task at a time."""
+        """Notifiers with news since the last call; waits for the first. Raises RuntimeError if another task waits."""
         while not self._ready:
+            if self._waiter is not None and not self._waiter.done():
+                raise RuntimeError("another task waits for this: a stream is read by one at a time")
             if self._loop is None:
                 self._loop = asyncio.get_running_loop()
-            self._waiter = self._loop.create_future()
+            waiter = self._waiter = self._loop.create_future()
             try:
-                await self._waiter
+                await waiter
             finally:
-                self._waiter = None
+                # A task that is cancelled gets here after the next one has begun to wait.
+                if self._waiter is waiter:
+                    self._waiter = None
         ready = list(self._ready)
         self._ready.clear()
         return ready

@@ -98,7 +98,6 @@ class _Rounds:
         self._pid = os.getpid()
         self._commands: deque[Command] = deque()
         self._poller = zmq.Poller()
-        # Sockets close themselves once no thread can write to them any more.
         self._woken, self._wake = socket.socketpair()
         self._woken.setblocking(False)
         self._wake.setblocking(False)
@@ -111,7 +110,8 @@ class _Rounds:
             launcher=session.config.model is not None,
         )
         self.ended = threading.Event()
-        self._ending = threading.Lock()
+        # Reentrant, as a finaliser may post in the middle of `post`.
+        self._posting = threading.RLock()
 
     @property
     def forked(self) -> bool:
@@ -120,14 +120,15 @@ class _Rounds:
 
     def post(self, command: Command) -> None:
         """See `IoThread.post`."""
-        if self.forked or self.ended.is_set():
+        if self.forked:
             return
-        self._commands.append(command)
-        # A full pipe already wakes the thread.
-        with contextlib.suppress(BlockingIOError):
-            self._wake.send(b"\0")
-        if self.ended.is_set():
-            self._run_commands(time.monotonic())
+        with self._posting:
+            if self.ended.is_set():
+                return
+            self._commands.append(command)
+            # A full pipe already wakes the thread.
+            with contextlib.suppress(BlockingIOError):
+                self._wake.send(b"\0")
 
     def _watch(self, source: zmq.Socket[bytes]) -> None:
         self._poller.register(source, zmq.POLLIN)
@@ -146,9 +147,13 @@ class _Rounds:
                 WorkerLost("the client failed; its log has the reason: make a new one"), time.monotonic()
             )
         finally:
-            # From here on `post` runs commands in place, on a closed session.
-            self.ended.set()
+            with self._posting:
+                self.ended.set()
+                self._woken.close()
+                self._wake.close()
+            # Requests that were started since the session was closed end with it.
             self._run_commands(time.monotonic())
+            self.session.outbox.tell(self._on_event)
             self._transport.close()
 
     def _round(self, now: float) -> None:
@@ -156,8 +161,7 @@ class _Rounds:
         with contextlib.suppress(BlockingIOError):
             while len(self._woken.recv(4096)) == 4096:
                 continue
-        while self._commands:
-            self._commands.popleft()(now)
+        self._run_commands(now)
         self._transport.receive(session, now)
         session.advance(now)
         actions = outbox.take_actions()
@@ -166,10 +170,8 @@ class _Rounds:
         self.session.outbox.tell(self._on_event)
 
     def _run_commands(self, now: float) -> None:
-        with self._ending:
-            while self._commands:
-                self._commands.popleft()(now)
-            self.session.outbox.tell(self._on_event)
+        while self._commands:
+            self._commands.popleft()(now)
 
     def _wait_ms(self) -> int | None:
         wait_s = self.session.next_deadline() - time.monotonic()

@@ -35,6 +35,7 @@ class Mailbox:
     def __init__(self) -> None:
         self._condition = threading.Condition(threading.Lock())
         self._ready: dict[Notifier, None] = {}
+        self._has_waiter = False
 
     @property
     def has_news(self) -> bool:
@@ -49,10 +50,16 @@ class Mailbox:
             self._condition.notify()
 
     def wait(self) -> list[Notifier]:
-        """Notifiers with news since the last call; waits for the first. For one thread at a time."""
+        """Notifiers with news since the last call; waits for the first. Raises RuntimeError if another thread waits."""
         with self._condition:
-            while not self._ready:
-                self._condition.wait()
+            if self._has_waiter:
+                raise RuntimeError("another thread waits for this: a stream is read by one at a time")
+            self._has_waiter = True
+            try:
+                while not self._ready:
+                    self._condition.wait()
+            finally:
+                self._has_waiter = False
             ready, self._ready = self._ready, {}
         return list(ready)
 
