@@ -39,7 +39,7 @@ MODEL = "fake"
 @pytest.fixture(autouse=True)
 def _one_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every answer is drawn with the same seed: some APIs have none."""
-    monkeypatch.setattr("zmqengine_http.generating.generation.choice_seed", lambda seed, index: 7)
+    monkeypatch.setattr("zmqengine_http.generating.generation.choice_seed", lambda seed, number: 7)
 
 
 @pytest.fixture(scope="module")

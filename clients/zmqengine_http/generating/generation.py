@@ -137,9 +137,9 @@ async def _start(service: Service, generation: Generation) -> list[tuple[ChoiceS
                 options["min_tokens"] = len(forced) + min_tokens
             output = 1 if max_tokens is None else max_tokens
             worker = service.pool.choose(model, prompt.tokens, asked.cache_key, output)
-            for _ in range(asked.n):
+            for number in range(asked.n):
                 index = len(started)
-                options["seed"] = choice_seed(asked.seed, index)
+                options["seed"] = choice_seed(asked.seed, number)
                 options["request_id"] = f"{generation.id}-{index}"
                 stream = worker.client.generate_tokens(prompt.tokens[:read], images=prompt.images, **options)
                 splitter = generation.splitter(prompt)
@@ -201,9 +201,12 @@ def make_options(asked: GenerationOptions, model: Model, *, default_temperature:
     return options
 
 
-def choice_seed(seed: int | None, index: int) -> int | None:
-    """The seed of choice `index`, distinct per choice and reproducible; None stays None."""
-    return None if seed is None else (seed + index) & SEED_MASK
+def choice_seed(seed: int | None, number: int) -> int | None:
+    """The seed of choice `number` of a prompt, distinct per choice; None stays None.
+
+    As in vLLM, a prompt has the same seeds in a list as alone.
+    """
+    return None if seed is None else (seed + number) & SEED_MASK
 
 
 def check_ids(param: str, ids: Sequence[int], model: Model) -> None:
