@@ -21,6 +21,22 @@ static Dim blockIdx, threadIdx, gridDim;
 struct uint4 { uint32_t x, y, z, w; };
 struct int4 { int x, y, z, w; };
 using __half = _Float16;
+struct __nv_bfloat16 {
+  uint16_t number;
+  __nv_bfloat16() = default;
+  explicit __nv_bfloat16(float from) {
+    uint32_t whole;
+    memcpy(&whole, &from, 4);
+    // To the nearest, halves to even.
+    number = from == from ? (whole + 0x7fff + (whole >> 16 & 1)) >> 16 : 0x7fc0;
+  }
+  explicit operator float() const {
+    const uint32_t whole = (uint32_t)number << 16;
+    float to;
+    memcpy(&to, &whole, 4);
+    return to;
+  }
+};
 using std::max;
 using std::min;
 
@@ -95,19 +111,21 @@ static uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selector) {
 }
 
 // In place of tensor_cores.cuh. Fragments as in PTX ISA 9.7.14, mma.m16n8k16.
-static float half_of(uint32_t pair, int place) { return bits<__half>((uint16_t)(pair >> (16 * place))); }
+template <typename T>
+static float half_of(uint32_t pair, int place) {
+  return static_cast<float>(bits<T>((uint16_t)(pair >> (16 * place))));
+}
 struct Sums { float at[4]; };
 template <typename T>
 static void multiply(float* sum, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
-  static_assert(std::is_same<T, __half>::value);
   const Sums found = exchange({a0, a1, a2, a3, b0, b1}, [](auto lanes, int lane) {
     Sums sums = {};
     for (int c = 0; c < 4; c++) {
       const int row = lane / 4 + 8 * (c / 2), column = lane % 4 * 2 + c % 2;
       for (int k = 0; k < 16; k++) {
         const int piece = k % 8 / 2;
-        sums.at[c] += half_of(lanes[row % 8 * 4 + piece][row / 8 + 2 * (k / 8)], k % 2) *
-            half_of(lanes[column * 4 + piece][4 + k / 8], k % 2);
+        sums.at[c] += half_of<T>(lanes[row % 8 * 4 + piece][row / 8 + 2 * (k / 8)], k % 2) *
+            half_of<T>(lanes[column * 4 + piece][4 + k / 8], k % 2);
       }
     }
     return sums;

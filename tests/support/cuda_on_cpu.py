@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -18,7 +19,8 @@ from tests.support.kv_kernels import memory
 
 COMPILER = shutil.which("g++")
 _HEADER = Path(__file__).with_suffix(".h")
-_NUMPY = {mx.float32: np.float32, mx.float16: np.float16, mx.int32: np.int32}
+_NUMPY: dict[mx.Dtype, Any] = {mx.float32: np.float32, mx.float16: np.float16, mx.int32: np.int32}
+_NAN_BFLOAT16 = 0x7FC0
 _DIMS_MAX = 10
 
 
@@ -35,8 +37,8 @@ def run(
     What it does not write is not a number.
     """
     kernel, name = _compiled(text)
-    arrays = [(name, memory(array)) for name, array in inputs]
-    made = [np.full(shape, np.nan, _NUMPY[dtype]) for shape, (_, dtype) in zip(shapes, outputs, strict=True)]
+    arrays = [(name, memory(_words(array))) for name, array in inputs]
+    made = [_unwritten(shape, dtype) for shape, (_, dtype) in zip(shapes, outputs, strict=True)]
     given = []
     for one, array in arrays:
         given.append(array)
@@ -50,7 +52,22 @@ def run(
     pointers = (ctypes.c_void_p * len(given))(*(array.ctypes.data for array in given))
     blocks = [threads // size for threads, size in zip(grid, threadgroup, strict=True)]
     kernel[name](pointers, *blocks, threadgroup[0])
-    return [mx.array(array) for array in made]
+    found = [mx.array(array) for array in made]
+    return [
+        array.view(dtype) if dtype == mx.bfloat16 else array
+        for array, (_, dtype) in zip(found, outputs, strict=True)
+    ]
+
+
+def _words(array: mx.array) -> mx.array:
+    # NumPy has no bfloat16. The view shares the array's memory.
+    return array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
+
+
+def _unwritten(shape: tuple[int, ...], dtype: mx.Dtype) -> np.ndarray:
+    if dtype == mx.bfloat16:
+        return np.full(shape, _NAN_BFLOAT16, np.uint16)
+    return np.full(shape, -1 if dtype == mx.int32 else np.nan, _NUMPY[dtype])
 
 
 @cache
