@@ -164,6 +164,19 @@ def test_n_choices_have_seeds_of_their_own(front: Front, stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_scores_of_the_prompt_change_nothing_of_the_output(front: Front, stream: bool) -> None:
+    """The token at an index is drawn by the seed and the index, and penalties count the output alone."""
+    body = {"prompt": "ABC", "max_tokens": 9, "n": 2, "seed": 7, "min_tokens": 2, "stream": stream}
+    plain = post(front, TEXT, {**body, "logprobs": 1})
+    echoed = post(front, TEXT, {**body, "logprobs": 1, "echo": True})
+    texts = [
+        [text_of(reply, c) for c in range(2)] if stream else [c["text"] for c in reply.json["choices"]]
+        for reply in (plain, echoed)
+    ]
+    assert texts[1] == ["ABC" + text for text in texts[0]]
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_a_list_of_prompts_gives_n_choices_each(front: Front, stream: bool) -> None:
     """Choices are in the order of prompts, n for each, and those that the prompt gives alone with the same seed."""
     singles = [

@@ -95,8 +95,8 @@ class ChoiceStream:
     `ending` is True while the last pieces come without a further wait. `splitter` finds reasoning and tool
     calls; None if the text is all content. `first_call_only` ends the choice after one tool call.
     `constrained`: the text has to be whole, so a stop string cuts it. Events and counts do not depend on how the
-    tokens were cut into chunks. The first `forced_tokens` of the output belong to the prompt: they have logprobs and no
-    text.
+    tokens were cut into chunks. `prompt_scores` has the logprobs of the prompt, which come first and have no text; it
+    is the `stream` too if there is no output.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class ChoiceStream:
         splitter: TextSplitter | None = None,
         first_call_only: bool = False,
         constrained: bool = False,
-        forced_tokens: int = 0,
+        prompt_scores: AsyncTokenStream | None = None,
     ) -> None:
         self.index = index
         self.with_logprobs = with_logprobs
@@ -122,7 +122,7 @@ class ChoiceStream:
         self._splitter = splitter
         self._first_call_only = first_call_only
         self._constrained = constrained
-        self._forced_tokens = forced_tokens
+        self._prompt_scores = prompt_scores
         self._calls = 0
         self._calls_ended = 0
         self._tokens = 0
@@ -140,12 +140,10 @@ class ChoiceStream:
         """
         may_end_early = self._splitter is not None or self._text.has_stops
         take = self._take_one_by_one if may_end_early else self._take_all
+        if self._prompt_scores is not None:
+            async for chunk in self._prompt_scores:
+                yield Piece([], chunk.tokens, chunk.logprobs)
         async for chunk in self._stream:
-            if chunk.first_index < self._forced_tokens:
-                given, chunk = _split_chunk(chunk, self._forced_tokens)  # noqa: PLW2901 - the rest of it
-                yield Piece([], given.tokens, given.logprobs)
-                if not chunk.tokens:
-                    continue
             if not may_end_early and len(chunk.tokens) <= PORTION_TOKENS:
                 # The fast path of nearly every chunk.
                 self.ending = self._stream.ended
@@ -182,6 +180,8 @@ class ChoiceStream:
     def close(self) -> None:
         """Abort the request if it still runs."""
         self._stream.close()
+        if self._prompt_scores is not None:
+            self._prompt_scores.close()
 
     def add_usage(self, usage: Usage, *, prompt: bool) -> None:
         """Add this choice's tokens to `usage`, and with `prompt` those of its prompt."""
@@ -193,14 +193,14 @@ class ChoiceStream:
             usage.drafted += proposed
             usage.drafted_accepted += accepted
         if prompt:
-            usage.prompt += result.prompt_tokens + self._forced_tokens
+            usage.prompt += self._prompt_tokens
             usage.cached += result.cached_tokens
 
     def _stop_token(self) -> int | None:
         """The request's own stop token that ended the choice, or None."""
-        if self._text.stopped or self._calls:
+        if self._text.stopped or self._calls or self._stream is self._prompt_scores:
             return None
-        last = self._stream.result.tokens[self._forced_tokens :][-1:]
+        last = self._stream.result.tokens[-1:]
         return last[0] if last and last[0] in self._text.stop_token_ids else None
 
     @property
@@ -277,12 +277,6 @@ def _portions(chunk: TokenChunk) -> Sequence[TokenChunk]:
         return (chunk,)
     starts = range(0, len(chunk.tokens), PORTION_TOKENS)
     return [_part_of(chunk, start, start + PORTION_TOKENS) for start in starts]
-
-
-def _split_chunk(chunk: TokenChunk, index: int) -> tuple[TokenChunk, TokenChunk]:
-    """The chunk's tokens before output index `index`, and the others."""
-    at = index - chunk.first_index
-    return _part_of(chunk, 0, at), _part_of(chunk, at, len(chunk.tokens))
 
 
 def _part_of(chunk: TokenChunk, start: int, stop: int) -> TokenChunk:

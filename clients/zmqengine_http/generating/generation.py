@@ -11,6 +11,7 @@ from msgspec import Struct
 from zmqengine.protocol.messages import CacheScope, Constraint
 from zmqengine.request_rules import outside_vocabulary
 from zmqengine.sampling_params import SamplingOptions
+from zmqengine_client.aio.streams import AsyncTokenStream
 from zmqengine_client.core.options import Options
 from zmqengine_client.text.stop_strings import StopAutomaton
 from zmqengine_http.answers.answer_events import AnswerWriter
@@ -129,28 +130,30 @@ async def _start(service: Service, generation: Generation) -> list[tuple[ChoiceS
     started: list[tuple[ChoiceStream, PooledWorker]] = []
     try:
         for prompt, max_tokens in zip(generation.prompts, limits, strict=True):
-            # The first token has nothing before it to be predicted from.
-            read = 1 if generation.scores_prompts else len(prompt.tokens)
-            options["forced"] = forced = prompt.tokens[read:]
-            options["max_tokens"] = None if max_tokens is None else len(forced) + max_tokens
-            if min_tokens:
-                options["min_tokens"] = len(forced) + min_tokens
             output = 1 if max_tokens is None else max_tokens
             worker = service.pool.choose(model, prompt.tokens, asked.cache_key, output)
+            options["max_tokens"] = max_tokens
             for number in range(asked.n):
                 index = len(started)
                 options["seed"] = choice_seed(asked.seed, number)
                 options["request_id"] = f"{generation.id}-{index}"
-                stream = worker.client.generate_tokens(prompt.tokens[:read], images=prompt.images, **options)
+                prompt_scores = None
+                if generation.scores_prompts and len(prompt.tokens) > 1:
+                    prompt_scores = _score(worker, prompt, options)
+                    written += len(prompt.tokens)
+                if max_tokens == 0 and prompt_scores is not None:
+                    stream = prompt_scores
+                else:
+                    stream = worker.client.generate_tokens(prompt.tokens, images=prompt.images, **options)
                 splitter = generation.splitter(prompt)
                 text = ChoiceText(
                     model.tokenizer, stops, ends, show_special=splitter is not None, min_tokens=min_tokens
                 )
                 choice = ChoiceStream(
-                    index, stream, text,
+                    index, stream, text, prompt_scores=prompt_scores,
                     prompt_tokens=len(prompt.tokens), with_logprobs=asked.logprobs is not None,
                     splitter=splitter, first_call_only=generation.first_call_only,
-                    constrained=asked.constraint is not None, forced_tokens=len(forced),
+                    constrained=asked.constraint is not None,
                 )  # fmt: skip
                 started.append((choice, worker))
                 worker.running += 1
@@ -162,6 +165,25 @@ async def _start(service: Service, generation: Generation) -> list[tuple[ChoiceS
         _release(started)
         raise
     return started
+
+
+def _score(worker: PooledWorker, prompt: Prompt, options: Options) -> AsyncTokenStream:
+    """The prompt's tokens with their logprobs, all but the first, which has nothing before it to be predicted from.
+
+    A request of its own, so that seed and penalties of the choice see the prompt as one.
+    """
+    forced = prompt.tokens[1:]
+    own = Options(
+        forced=forced,
+        max_tokens=len(forced),
+        seed=options["seed"],
+        logprobs=options["logprobs"],
+        priority=options["priority"],
+        deadline_ms=options["deadline_ms"],
+        cache_scope=options["cache_scope"],
+        request_id=f"{options['request_id']}-prompt",
+    )
+    return worker.client.generate_tokens(prompt.tokens[:1], **own)
 
 
 def _release(started: Sequence[tuple[ChoiceStream, PooledWorker]]) -> None:
