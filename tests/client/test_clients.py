@@ -219,6 +219,20 @@ def test_every_way_of_dropping_a_stream_aborts_it(connect: Connect, worker: Fake
     asyncio.run(scenario())
 
 
+def test_a_with_block_gives_the_stream_with_all_that_it_can(worker: FakeWorker) -> None:
+    """For type checkers too: this file is checked with them."""
+
+    async def scenario() -> str:
+        async with (
+            AsyncClient(worker.address) as client,
+            client.generate("hello", max_tokens=3, seed=1) as stream,
+        ):
+            return await stream.text()
+
+    with Client(worker.address) as client, client.generate("hello", max_tokens=3, seed=1) as stream:
+        assert stream.text() == asyncio.run(scenario())
+
+
 def test_a_cancelled_reader_aborts_though_its_task_is_kept(worker: FakeWorker) -> None:
     """A task keeps the error that ended it, whose traceback keeps the iterator of the loop."""
 

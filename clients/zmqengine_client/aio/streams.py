@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from zmqengine_client.aio.waiting import AsyncNotifier
 from zmqengine_client.core.chunks import Completion, TextChunk, TokenChunk
 from zmqengine_client.core.constrained import to_object
 from zmqengine_client.core.stream_state import ChunkReader, Owner, StreamState
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 ChunkT = TypeVar("ChunkT")
 
@@ -40,7 +43,7 @@ class AsyncStream(StreamState[ChunkT]):
             await self._notifier.mailbox.wait()
         raise StopAsyncIteration
 
-    async def __aenter__(self) -> AsyncStream[ChunkT]:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from zmqengine_client.core.chunks import Completion, TextChunk, TokenChunk
 from zmqengine_client.core.constrained import to_object
 from zmqengine_client.core.stream_state import ChunkReader, Owner, StreamState
 from zmqengine_client.sync.waiting import Notifier
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 ChunkT = TypeVar("ChunkT")
 
@@ -41,7 +44,7 @@ class Stream(StreamState[ChunkT]):
             self._notifier.mailbox.wait()
         raise StopIteration
 
-    def __enter__(self) -> Stream[ChunkT]:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
