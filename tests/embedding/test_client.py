@@ -225,6 +225,17 @@ def test_one_text_in_place_of_a_list_is_refused() -> None:
                 client.rerank("who", given)  # type: ignore[arg-type]
         with pytest.raises(BadRequest, match="bytes are none"):
             client.embed([b"a rabbit"])
+        with pytest.raises(BadRequest, match="text 1 is not a list of token ids"):
+            client.embed(["a rabbit", 5])  # type: ignore[list-item]
+
+
+def test_an_unknown_option_of_texts_is_refused_by_name() -> None:
+    """A misspelt `dimensions` would give whole vectors."""
+    with FakeWorker(CONFIG) as worker, Client(worker.address) as client:
+        with pytest.raises(TypeError, match=r"unexpected option 'dimension'; the options are priority"):
+            client.embed(texts(2), dimension=8)  # type: ignore[call-arg]
+        with pytest.raises(TypeError, match=r"unexpected option 'top_n'"):
+            client.rerank("who", ["a rabbit"], top_n=1)  # type: ignore[call-arg]
 
 
 def test_a_model_without_vectors_says_so() -> None:

@@ -35,7 +35,7 @@ from zmqengine_client.aio.streams import AsyncStream, AsyncTextStream, AsyncToke
 from zmqengine_client.aio.waiting import AsyncNotifier
 from zmqengine_client.core.connection import SessionConfig
 from zmqengine_client.core.embedding import Embedded, EmbedOptions, Ranked
-from zmqengine_client.core.options import Options
+from zmqengine_client.core.options import Options, check_names
 from zmqengine_client.core.outbox import ClientCounters, ClientEvent
 from zmqengine_client.core.request import Request, TokenReader, new_request, set_token_prompt
 from zmqengine_client.core.session import ClientSession
@@ -282,6 +282,7 @@ class AsyncClient:
     ) -> Embedded:
         """As `embed`, with the number of tokens that were read."""
         self._driver.check()
+        check_names(options, EmbedOptions)
         source = source_of(texts, prompt)
         return await self._embedding.vectors(len(texts), source, "embedding", dimensions, options)
 
@@ -309,6 +310,7 @@ class AsyncClient:
     ) -> Reranked:
         """As `rerank`, with the number of tokens that were read."""
         self._driver.check()
+        check_names(options, EmbedOptions)
         return await self._reranking.rerank(query, documents, instruction, options)
 
     # --- for streams ---------------------------------------------------------------------------------------

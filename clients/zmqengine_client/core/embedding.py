@@ -33,7 +33,7 @@ Progress = Callable[[int, int], None]
 
 
 class EmbedOptions(TypedDict, total=False):
-    """Options of `embed`, `embed_vectors` and `rerank`.
+    """Options of `embed`, `embed_counted`, `rerank` and `rerank_counted`.
 
     `priority` defaults to batch work; give less than 1 for an interactive query. `truncate` cuts a text that is too
     long for the model, which raises `ContextExceeded` otherwise. `on_progress` is called with the number of embedded

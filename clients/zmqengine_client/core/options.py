@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar, cast
 
 import msgspec
@@ -87,11 +87,7 @@ def make_options(options: Options) -> RequestOptions:
     constraint, and for a `schema` that is not one.
     """
     given = cast("dict[str, object]", dict(options))
-    unknown = given.keys() - Options.__annotations__.keys()
-    if unknown:
-        raise TypeError(
-            f"unexpected option {min(unknown)!r}; the options are {', '.join(Options.__annotations__)}"
-        )
+    check_names(given, Options)
     shape = given.get("schema")
     constraint = take_constraint(given)
     sampling = {name: given.pop(name) for name in _SAMPLING & given.keys()}
@@ -108,6 +104,14 @@ def make_options(options: Options) -> RequestOptions:
         **given,
     }
     return RequestOptions(**fields)  # type: ignore[arg-type]
+
+
+def check_names(given: Mapping[str, object], options: type) -> None:
+    """Raise TypeError for a name that is none of these options."""
+    names = options.__annotations__
+    unknown = given.keys() - names.keys()
+    if unknown:
+        raise TypeError(f"unexpected option {min(unknown)!r}; the options are {', '.join(names)}")
 
 
 def insert_of(options: RequestOptions) -> Insert:
@@ -149,17 +153,17 @@ def checked_command(command: T, decoder: msgspec.msgpack.Decoder[T]) -> T:
         raise BadRequest(str(error)) from None
 
 
-def token_ids(prompt: Sequence[int]) -> list[int]:
-    """`prompt` as a list of token ids. Raises `BadRequest` for anything else, an empty one included."""
+def token_ids(prompt: Sequence[int], name: str = "the prompt") -> list[int]:
+    """`prompt` as a list of token ids. Raises `BadRequest` for anything else, an empty one included, by this name."""
     tolist = getattr(prompt, "tolist", None)
     if isinstance(prompt, (bytes, bytearray)):
-        raise BadRequest("the prompt is not a list of token ids: bytes are none, and a text is a str")
+        raise BadRequest(f"{name} is not a list of token ids: bytes are none, and a text is a str")
     try:
         ids = msgspec.convert(tolist() if tolist else list(prompt), list[TokenId])
     except (msgspec.ValidationError, TypeError) as error:
-        raise BadRequest(f"the prompt is not a list of token ids: {error}") from None
+        raise BadRequest(f"{name} is not a list of token ids: {error}") from None
     if not ids:
-        raise BadRequest("the prompt is empty")
+        raise BadRequest(f"{name} is empty")
     return ids
 
 

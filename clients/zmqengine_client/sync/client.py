@@ -27,7 +27,7 @@ from zmqengine.protocol.messages import (
 )
 from zmqengine_client.core.connection import SessionConfig
 from zmqengine_client.core.embedding import Embedded, EmbedOptions, Ranked
-from zmqengine_client.core.options import Options
+from zmqengine_client.core.options import Options, check_names
 from zmqengine_client.core.outbox import ClientCounters, ClientEvent
 from zmqengine_client.core.request import Request, TokenReader, new_request, set_token_prompt
 from zmqengine_client.core.session import ClientSession
@@ -279,6 +279,7 @@ class Client:
     ) -> Embedded:
         """As `embed`, with the number of tokens that were read."""
         self._driver.check()
+        check_names(options, EmbedOptions)
         source = source_of(texts, prompt)
         return self._embedding.vectors(len(texts), source, "embedding", dimensions, options)
 
@@ -306,6 +307,7 @@ class Client:
     ) -> Reranked:
         """As `rerank`, with the number of tokens that were read."""
         self._driver.check()
+        check_names(options, EmbedOptions)
         return self._reranking.rerank(query, documents, instruction, options)
 
     # --- for streams ---------------------------------------------------------------------------------------

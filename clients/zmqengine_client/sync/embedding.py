@@ -140,7 +140,10 @@ def source_of(texts: Sequence[Text], prompt: str | None = None) -> TextSource:
         before = prompt_of(tokenizer, name) if isinstance(name, str) and name else ""
         plain = [before + text for text in given if isinstance(text, str)]
         encoded = encode_texts(tokenizer, plain, tokens_max)
-        return [next(encoded) if isinstance(text, str) else TextIds(token_ids(text)) for text in given]
+        return [
+            next(encoded) if isinstance(text, str) else TextIds(token_ids(text, f"text {index}"))
+            for index, text in enumerate(given, start)
+        ]
 
     return TextSource(encode, sum(map(_characters, texts)))
 
