@@ -139,7 +139,7 @@ def prompts_in_place(monkeypatch: pytest.MonkeyPatch, kernels: Any) -> list[int]
         own(self, count, done)
 
     monkeypatch.setattr(attention, "by_tensor_cores", lambda dtype, dim: True)
-    monkeypatch.setattr(kernels, "merges_prompts", False)
+    monkeypatch.setattr(kernels, "prompts_apart", 6)
     monkeypatch.setattr(kv.RowKVCache, "wrote_in_place", counted)
     return counts
 

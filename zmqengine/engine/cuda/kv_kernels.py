@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from zmqengine.engine.cuda.kernel import Kernel, Template, Variant
 from zmqengine.engine.cuda.kernel_text import kernel_text
+from zmqengine.engine.cuda.packed_attention import SEGMENTS
 from zmqengine.engine.cuda.resident import WORDS, resident, zeros
 from zmqengine.engine.kv import RowKVCache
 from zmqengine.engine.kv.kernels import KeysValues, Move, PlainKernels
@@ -26,7 +27,8 @@ _SHARED_BYTES_MAX = 1 << 14
 class CudaKernels(PlainKernels):
     """`KVKernels` with small arrays in device memory, and rows moved in place."""
 
-    merges_prompts = False
+    # Beside them two batches in decode share the kernels of a packed step.
+    prompts_apart = SEGMENTS - 2
 
     def __init__(self) -> None:
         super().__init__(gpu=True)

@@ -22,7 +22,7 @@ from zmqengine.engine.cuda.kernel_text import for_each, kernel_text
 from zmqengine.engine.cuda.resident import resident
 from zmqengine.engine.models.decoder_weights import HeadShape
 
-SEGMENTS = 6
+SEGMENTS = 8
 """Maximum segments of a step. Fewer pass the arrays of the first for the others: a kernel is compiled once."""
 
 # Numbers of a row of the two tables.

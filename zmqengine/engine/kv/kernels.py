@@ -28,9 +28,10 @@ class KVKernels(Protocol):
 
     growth: int
     """Columns that a batch grows by."""
-    merges_prompts: bool
-    """Whether prompts with cached tokens are merged for a padded call. Where rows are written in place, the copies of a
-    merge are more kernels than calls of their own."""
+    prompts_apart: int
+    """Maximum prompts of a chunk that are segments of their own. More of them are merged for a padded call, unless they
+    have cached tokens. 0 where a merge costs less than a call; where rows are written in place, its copies are more
+    kernels than calls."""
 
     def small(self, values: Sequence[int] | mx.array) -> mx.array:
         """`values` as int32, in memory that the kernels of every layer read fast."""
@@ -65,7 +66,7 @@ class KVKernels(Protocol):
 class PlainKernels:
     """`KVKernels` by documented MLX calls, for a CPU or for a GPU without kernels of ours. No rows are moved."""
 
-    merges_prompts = True
+    prompts_apart = 0
 
     def __init__(self, *, gpu: bool = False) -> None:
         # Rows that join or leave copy the batch, spare columns included, which takes a CPU as long as a step. A GPU's

@@ -103,7 +103,7 @@ class Prefill:
         self._abilities = abilities
         self._kernels = kernels
         # A model that is not packed reads its weights for each call.
-        self._merges = kernels.merges_prompts or not hasattr(model, "packed")
+        self._apart_max = kernels.prompts_apart if hasattr(model, "packed") else 0
         self._seeing = seeing
         self._markers: deque[mx.array] = deque()
         # The chunk between its begin and its end.
@@ -419,7 +419,8 @@ class Prefill:
             alike = (row.computed_tokens // _ALIKE_TOKENS).bit_length()
             # A row that stops at a branch, or whose logits are wanted, is prefilled alone, and the rest of a text.
             is_rest = row.place is not None and row.computed_tokens > row.cached
-            is_own = row.place is None and row.computed_tokens > 0 and not self._merges
+            may_be_own = row.place is None and self._apart_max > 0
+            is_own = may_be_own and (row.computed_tokens > 0 or len(rows) <= self._apart_max)
             alone = number if row.branches or row.has_forced or is_rest or is_own else -1
             groups.setdefault((unread, alike, alone), []).append(row)
         parts = []
