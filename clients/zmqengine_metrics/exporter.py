@@ -68,7 +68,8 @@ class Exporter:
     def __init__(self, collector: Collector, host: str, port: int, *, key: str | None = None) -> None:
         if key is None and not is_loopback_host(host):
             raise ConfigError(
-                f"{host}:{port} can be reached from other machines: give a key for scrapers, or listen on 127.0.0.1"
+                f"{host}:{port} can be reached from other machines: give --key or $ZMQENGINE_METRICS_KEY, "
+                "or listen on 127.0.0.1"
             )
         registry = CollectorRegistry(auto_describe=False)
         registry.register(collector)
