@@ -94,6 +94,19 @@ def test_commands_that_are_shown_exist() -> None:
             assert result.exception is None, (call, result.exception)
 
 
+def test_every_source_file_that_a_page_names_is_there() -> None:
+    """By its name, or by the end of its path. Two pages name files of other programs, or that were thrown away."""
+    places = [
+        path
+        for top in ("benchmarks", "clients", "tests", "tools", "zmqengine")
+        for path in (ROOT / top).rglob("*.py")
+    ]
+    files = [f"/{path.relative_to(ROOT)}" for path in places]
+    for page in set(PAGES) - {"docs/how-to-add.md", "docs/http-clients.md"}:
+        for name in re.findall(r"`([\w/.-]+\.py)(?:::\w+)?`", (ROOT / page).read_text()):
+            assert any(file.endswith(f"/{name}") for file in files), (page, name)
+
+
 def shown_calls(text: str) -> list[list[str]]:
     """The arguments of each call, in code blocks and between backticks."""
     blocks = "\n".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL))
