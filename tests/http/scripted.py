@@ -53,6 +53,7 @@ class ScriptedClient:
         self.chunk_tokens = chunk_tokens
         self.context_tokens = context_tokens
         self.step_s = step_s
+        self.drafts: dict[str, tuple[int, int]] = {}
         self.special_tokens = len(special)
         self.state: WorkerState = "ready"
         self.prompts: list[str] = []
@@ -149,7 +150,8 @@ class ScriptedStream:
     @property
     def result(self) -> Completion:
         assert self._finish or self.closed
-        return Completion(self._finish or "abort", self._sent, len(self._prompt), 3, 0, "r")
+        finish, drafts = self._finish or "abort", self._client.drafts
+        return Completion(finish, self._sent, len(self._prompt), 3, 0, "r", drafts=drafts)
 
 
 def failing(error: ZmqEngineError) -> Say:

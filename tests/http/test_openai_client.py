@@ -106,6 +106,22 @@ def test_a_prediction(client: openai.OpenAI) -> None:
         assert details.rejected_prediction_tokens == 9 - tokens.count(letters[0])
 
 
+def test_drafts_behind_a_stop_string_are_not_counted() -> None:
+    """The worker has made more tokens by then; clients take accepted tokens for a part of the output."""
+    scripted = ScriptedClient(lambda prompt: "one STOP two")
+    scripted.drafts = {"ngram": (12, 10), "grammar": (2, 2)}
+    with (
+        serving(HttpConfig(), lambda *_: scripted) as front,  # type: ignore[arg-type]
+        openai.OpenAI(base_url=front.url + "/v1", api_key="none", timeout=60) as client,
+    ):
+        answer = client.chat.completions.create(model="scripted", messages=MESSAGES, stop="STOP")
+    assert answer.usage
+    assert answer.usage.completion_tokens_details
+    details = answer.usage.completion_tokens_details
+    assert (answer.choices[0].message.content, answer.usage.completion_tokens) == ("one ", 8)
+    assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (8, 2)
+
+
 def test_completions(client: openai.OpenAI) -> None:
     """Prompts as text and as tokens, streamed and not."""
     whole = client.completions.create(model="fake", prompt=[1, 2], max_tokens=5, seed=1, logprobs=2)

@@ -189,9 +189,12 @@ class ChoiceStream:
         usage.reasoning += self._reasoning_tokens
         result = self._stream.result
         usage.take_times(result.queue_ms, result.prefill_ms, result.decode_ms)
-        for proposed, accepted in result.drafts.values():
-            usage.drafted += proposed
-            usage.drafted_accepted += accepted
+        drafted = sum(proposed for proposed, _ in result.drafts.values())
+        accepted = sum(accepted for _, accepted in result.drafts.values())
+        # Drafts also became tokens after the stop string, which are not counted as output.
+        beyond = max(0, accepted - self._tokens)
+        usage.drafted += drafted - beyond
+        usage.drafted_accepted += accepted - beyond
         if prompt:
             usage.prompt += self._prompt_tokens
             usage.cached += result.cached_tokens
