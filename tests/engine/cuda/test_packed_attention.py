@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import mlx.core as mx
@@ -10,13 +12,16 @@ import numpy as np
 import pytest
 
 from tests.support import cuda_kernels, cuda_on_cpu
+from tests.support.models import LLAMA, build_model
 from zmqengine.engine import kv
-from zmqengine.engine.cuda import packed_attention
+from zmqengine.engine.cuda import kernel, packed_attention
 from zmqengine.engine.cuda.cuda_ops import CudaOps
 from zmqengine.engine.host.backend import on_cuda
 from zmqengine.engine.kv.layout import Layout
-from zmqengine.engine.models.decoder_weights import HeadShape, QueryKeyNorms, RotaryEmbedding
+from zmqengine.engine.models.decoder import DecoderModel
+from zmqengine.engine.models.decoder_weights import HeadShape, QueryKeyNorms, RotaryEmbedding, read_weights
 from zmqengine.engine.models.ops import PlainOps
+from zmqengine.engine.models.segment import Segment
 
 
 @pytest.fixture(params=["plain arithmetic", "as written"])
@@ -138,3 +143,72 @@ def test_segments_that_may_not_be_written_in_place_attend_alone() -> None:
     many = [([row(heads, 3, 2, number)], 2) for number in range(packed_attention.SEGMENTS + 1)]
     assert ops.attend_packed([heads], many, 14) is None
     assert ops.attend_packed([heads], many[1:], 12) is not None
+
+
+LAYERS = 4
+CALLS_MAX = 60
+"""Python and C functions that are called for a layer: 43 in this version."""
+
+
+def test_a_layer_of_a_packed_step_is_two_kernels_of_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the number of segments; the host's time for them was most of such a step on a GPU."""
+    called: list[str] = []
+
+    def cuda_kernel(*, name: str, **_: Any) -> Any:
+        def call(*, output_shapes: Any, output_dtypes: Any, **_: Any) -> list[mx.array]:
+            called.append(name)
+            return list(map(mx.zeros, output_shapes, output_dtypes))
+
+        return call
+
+    monkeypatch.setattr(mx.fast, "cuda_kernel", cuda_kernel)
+    monkeypatch.setattr(kernel, "kernel_cache", lambda: None)
+    cuda_kernels.forget()
+    steps = []
+    for layers in (LAYERS, 2 * LAYERS):
+        plain = build_model({**LLAMA, "hidden_size": 256, "head_dim": 64, "num_hidden_layers": layers})
+        plain.set_dtype(mx.float16)
+        model = DecoderModel(read_weights(plain), CudaOps())
+        # The first step traces.
+        model.packed(segments_of(model))
+        segments = segments_of(model)
+        called.clear()
+        steps.append((calls_of(lambda model=model, segments=segments: model.packed(segments)), [*called]))
+    cuda_kernels.forget()
+    (fewer_calls, fewer), (more_calls, more) = steps
+    calls = (more_calls - fewer_calls) / LAYERS
+    print(f"{calls:.0f} calls a layer; kernels: {more}")
+    for name in ("rotary_heads_packed", "packed_attention"):
+        assert [fewer.count(name), more.count(name)] == [LAYERS, 2 * LAYERS]
+    assert not {"rotary_heads_into", "ragged_attention", "window_attention"} & {*more}
+    assert calls <= CALLS_MAX
+
+
+def segments_of(model: DecoderModel) -> list[Segment]:
+    """Two batches in decode and two prompts."""
+    heads = model.heads[0]
+    found = []
+    for lengths in ([90, 40, 70], [200, 180]):
+        layers = [batch(heads, lengths, 1, 0, []) for _ in model.layers]
+        found.append(Segment(mx.zeros((len(lengths), 1), mx.uint32), layers))
+    for length, width in ((60, 30), (0, 50)):
+        layers = [row(heads, length, width, 0) for _ in model.layers]
+        found.append(Segment(mx.zeros((1, width), mx.uint32), layers))
+    return found
+
+
+def calls_of(work: Any) -> int:
+    """Python and C functions that `work` calls."""
+    calls = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return calls
