@@ -1,8 +1,8 @@
 """Attention of all segments of a packed step on CUDA: two kernels a layer, whatever their number.
 
-Each segment has its own arrays of keys and values. The kernels take those of all, and a table for the step that tells
-where in them a token is written, and what a thread block attends to. Without it a segment is two kernels a layer, and
-one for the copy that puts what attention gave in a row: the host needs longer for them than the device.
+Each segment has its own arrays of keys and values. The kernels take the arrays of all, and a table made once a step:
+the place of each token in them, and the queries and columns of each thread block. Alone, a segment takes two kernels a
+layer and a copy of its output, for which the host needs longer than the device.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _PLACE, _TILE = 4, 8
 
 
 class _Span(NamedTuple):
-    """The columns of a segment's rows: the first one of each row, the one behind the newest token, the position of each
-    row's first new token, and marks of columns to leave out."""
+    """Columns of a segment's rows: the first column of each row, the column behind the newest tokens, the position of
+    each row's first new token, and marks of columns to leave out."""
 
     first: Sequence[int]
     stop: int
