@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import mlx.core as mx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.engines import Run, finish, greedy, make_engine, step
 from zmqengine.engine.interface import RowRequest
+from zmqengine.engine.step import prefill
 from zmqengine.engine.step.prefill import plan_chunk
 
 
@@ -43,6 +45,33 @@ def test_an_idle_engine_reads_a_larger_but_bounded_chunk(model):
     engine = make_engine(model, prefill_chunk=64, prefill_chunk_idle=256)
     engine.insert([RowRequest(0, [7] * 1000, 3)])
     assert [read_in(engine) for _ in range(4)] == [256, 256, 256, 231]
+
+
+def test_the_host_waits_for_the_chunk_before_the_last_one(model, monkeypatch):
+    """Whatever the number of segments of a chunk: to wait for the last one would leave a GPU idle while the host builds
+    the next."""
+    waits = []
+
+    class Counted:
+        """MLX, whose `eval` is counted."""
+
+        def __getattr__(self, name):
+            return getattr(mx, name)
+
+        def eval(self, *arrays):
+            waits.append(len(arrays))
+            mx.eval(*arrays)
+
+    monkeypatch.setattr(prefill, "mx", Counted())
+    engine = make_engine(model, prefill_chunk_idle=128, prefill_chunk=128)
+    engine.insert([RowRequest(0, [7] * 900, 3)])
+    seen = []
+    for row in range(1, 6):
+        engine.insert([RowRequest(row, [7 + row] * 30, 30)])
+        waits.clear()
+        assert len(engine.next().prefills) > 1
+        seen.append(len(waits))
+    assert seen == [0, 0, 1, 1, 1]
 
 
 def test_padding_counts_as_reading(model):

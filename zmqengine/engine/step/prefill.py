@@ -105,6 +105,8 @@ class Prefill:
         # A model that is not packed reads its weights for each call.
         self._apart_max = kernels.prompts_apart if hasattr(model, "packed") else 0
         self._seeing = seeing
+        # One of each chunk in flight: a chunk that is waited for leaves the device without work while the host builds
+        # the next.
         self._markers: deque[mx.array] = deque()
         # The chunk between its begin and its end.
         self._begun: list[_Begun] = []
@@ -240,10 +242,11 @@ class Prefill:
         """Start the chunk that was begun; returns the rows whose prefill is complete, for decode."""
         ready = []
         whole = []
+        self._start_begun()
         for rows, segment, merged in self._begun:
             if merged is not None:
                 if segment is not None:
-                    self._complete_group(rows, segment, merged.caches)
+                    self._complete_group(rows, merged.caches)
                 if rows[0].place is None:
                     ready.append(merged)
                 continue
@@ -276,6 +279,8 @@ class Prefill:
         while (stop := self._next_stop(row, end)) < end:
             segment = self._segment(row, stop)
             self._score(row, forward(self._model, [segment])[0])
+            kv.end_row_prefill(segment.caches)
+            self._start([segment])
             self._complete_slice(row, segment)
         self._begun.append(_Begun([row], self._segment(row, end)))
 
@@ -308,10 +313,9 @@ class Prefill:
         )
 
     def _complete_slice(self, row: Row, segment: Segment) -> None:
-        """Start a segment of one row, and offer its caches to the prefix cache where it ends at a branch."""
-        kv.end_row_prefill(segment.caches)
+        """Note that a segment of one row was started, and offer its caches to the prefix cache at a branch."""
         row.computed_tokens += segment.inputs.size
-        self._start(segment, segment.inputs.size)
+        self.prompt_tokens += segment.inputs.size
         if row.computed_tokens in row.branches:
             row.branches.remove(row.computed_tokens)
             self._offer(row, segment.caches)
@@ -330,11 +334,9 @@ class Prefill:
             segment = self._seeing_segment(inputs, merged.caches.caches, rows)
             self._begun.append(_Begun(rows, segment, merged))
 
-    def _complete_group(self, rows: list[Row], segment: Segment, caches: kv.KVBatch) -> None:
-        """Start a segment of several rows, and offer the long ones to the prefix cache."""
-        if rows[0].place is None:
-            caches.end_prefill()
-        self._start(segment, sum(row.remaining for row in rows))
+    def _complete_group(self, rows: list[Row], caches: kv.KVBatch) -> None:
+        """Note that a segment of several rows was started, and offer the long ones to the prefix cache."""
+        self.prompt_tokens += sum(row.remaining for row in rows)
         for index, row in enumerate(rows):
             row.computed_tokens = row.prefill_end
             if row.place is None and row.computed_tokens >= _COPIED_TOKENS_MIN:
@@ -353,19 +355,33 @@ class Prefill:
             return Ready(rows, kv.KVBatch(caches[0], [rows[0].computed_tokens], self._kernels))
         return Ready(rows, kv.KVBatch.merge(caches, [row.computed_tokens for row in rows], self._kernels))
 
-    def _start(self, segment: Segment, count: int) -> None:
-        """Start a segment, whose `count` tokens are those of prompts and not padding."""
-        self.prompt_tokens += count
+    def _start_begun(self) -> None:
+        """Start the segments of the begun chunk."""
+        segments = []
+        for rows, segment, merged in self._begun:
+            if segment is None:
+                continue
+            segments.append(segment)
+            if merged is None:
+                kv.end_row_prefill(segment.caches)
+            elif rows[0].place is None:
+                merged.caches.end_prefill()
+        if segments and (marker := self._start(segments)) is not None:
+            self._markers.append(marker)
+
+    def _start(self, segments: Sequence[Segment]) -> mx.array | None:
+        """Start segments; returns a marker, which is computed when they are. None where they start layer by layer."""
         if self._unstarted is not None:
-            self._unstarted.append([kv.arrays([cache]) for cache in segment.caches])
-            return
-        self.launched_tokens += segment.inputs.size
-        arrays = kv.arrays(segment.caches)
-        # One number of the last array: waiting for it is waiting for the chunk, and it pins no memory.
-        marker = arrays[-1][(slice(1),) * arrays[-1].ndim] + 0
+            self._unstarted += [[kv.arrays([cache]) for cache in segment.caches] for segment in segments]
+            return None
+        self.launched_tokens += sum(segment.inputs.size for segment in segments)
+        arrays = [kv.arrays(segment.caches) for segment in segments]
+        # One number of the last array, which pins no memory.
+        last = arrays[-1][-1]
+        marker: mx.array = last[(slice(1),) * last.ndim] + 0
         measured = [each.logprobs for each in self.forced if each.logprobs is not None]
         kv.start(marker, arrays, [one for logprobs in measured for one in logprobs if one is not None])
-        self._markers.append(marker)
+        return marker
 
     # --- forced tokens ---
 
