@@ -132,3 +132,32 @@ def test_a_template_sees_plain_data_only() -> None:
 def test_the_date_can_be_asked_for() -> None:
     """strftime_now is part of the dialect."""
     assert len(ChatTemplate("{{ strftime_now('%Y') }}").render([], {})) == 4
+
+
+# Idefics3's and SmolVLM's: a text has neither a first part nor parts to write.
+PARTS = """<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}\
+{% if message['content'][0]['type'] == 'image' %}{{':'}}{% else %}{{': '}}{% endif %}\
+{% for line in message['content'] %}{% if line['type'] == 'text' %}{{line['text']}}\
+{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>
+{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"""
+
+
+@pytest.mark.parametrize("source", [CHATML, INST, PARTS])
+def test_a_text_and_its_parts_are_the_same(source: str) -> None:
+    """A template that writes texts would write the parts as Python does, or none; another one would write no text."""
+    parts = [{"type": "text", "text": "hello"}, {"type": "text", "text": " there"}]
+    prompts = [
+        ChatTemplate(source).render([{"role": "user", "content": content}], {"bos_token": "<s>"})
+        for content in ("hello there", parts, tuple(parts))
+    ]
+    assert "hello there" in prompts[0]
+    assert prompts[0] == prompts[1] == prompts[2]
+
+
+def test_what_is_no_text_is_given_as_it_is() -> None:
+    """An image beside a text, a content that is missing, and parts of which a template may know more."""
+    image = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "hello"}]}
+    assert "User:<image>hello<end_of_utterance>" in ChatTemplate(PARTS).render([image], {})
+    shown = ChatTemplate("{% for message in messages %}{{ message.content }}{% endfor %}")
+    assert shown.render([{"role": "user", "content": None}], {}) == "None"
+    assert "'audio'" in shown.render([{"role": "user", "content": [{"type": "audio"}]}], {})

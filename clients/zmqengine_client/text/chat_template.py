@@ -6,6 +6,7 @@ its input.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -42,19 +43,46 @@ class ChatTemplate:
         plain = [_plain(message) for message in messages]
         if not all(isinstance(message, dict) for message in plain):
             raise BadRequest("messages must be mappings with a role and a content")
+        plain = [self._shaped(message) for message in plain]
         try:
             return self._template.render(
                 messages=plain, **{name: _plain(value) for name, value in variables.items()}
             )
-        except (
-            jinja2.TemplateError,
-            TypeError,
-            ValueError,
-            KeyError,
-            ArithmeticError,
-            RecursionError,
-        ) as error:
+        except _REFUSALS as error:
             raise BadRequest(f"the chat template refuses these messages: {error}") from None
+
+    def _shaped(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The message with a content of text alone in the form that the template writes out: one text, or parts."""
+        content = message.get("content")
+        if isinstance(content, str):
+            return {**message, "content": _parts(content)} if self._reads_parts_alone else message
+        if self._reads_parts_alone or not isinstance(content, list) or not all(map(_is_text, content)):
+            return message
+        return {**message, "content": "".join(part["text"] for part in content)}
+
+    @functools.cached_property
+    def _reads_parts_alone(self) -> bool:
+        """Whether the template has no place for a content that is a text, as Idefics3's has none."""
+        return not self._writes(_PROBE) and self._writes(_parts(_PROBE))
+
+    def _writes(self, content: object) -> bool:
+        messages = [{"role": "user", "content": content}]
+        try:
+            return _PROBE in self._template.render(messages=messages, bos_token="", eos_token="")
+        except _REFUSALS:
+            return False
+
+
+_PROBE = "probe"
+_REFUSALS = (jinja2.TemplateError, TypeError, ValueError, KeyError, ArithmeticError, RecursionError)
+
+
+def _parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
+
+
+def _is_text(part: object) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
 class _Generation(jinja2.ext.Extension):
