@@ -147,6 +147,19 @@ def test_what_was_written_today_is_counted_by_all(tmp_path: Path) -> None:
         second.write(chain(1, 1))
 
 
+def test_a_write_is_in_the_counts_at_once(tmp_path: Path) -> None:
+    """Not only when the directory is tidied, which it is not while prompts keep coming."""
+    directory = opened(tmp_path)
+    written = [directory.write(chain(number, 2)) for number in range(3)]
+    today = directory.counts["written_today_bytes"]
+    counted = directory.counts["bytes"], directory.counts["files"]
+    assert today == sum(written)
+    files = list(directory.path.iterdir())
+    on_disk = sum(path.stat().st_size for path in files)
+    # The last record of the daily count is 8 bytes.
+    assert counted == (on_disk - 8, 3)
+
+
 def test_files_of_no_use_are_told_of_once_and_removed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -202,12 +202,16 @@ class Directory:
         try:
             parts = encode(self._salt, blocks)
             size = sum(map(len, parts))
-            if self._written_today() + size > self._bounds.written_bytes_max:
+            today = self._written_today() + size
+            if today > self._bounds.written_bytes_max:
                 raise Refused("daily_writes", "the daily limit on writes is reached")
             self._make_room(size)
             write_file(unfinished, parts)
             self._count_written(size)
+            self.counts["written_today_bytes"] = today
             os.rename(unfinished, self.path / f"{stem}.safetensors")
+            self.counts["bytes"] += size
+            self.counts["files"] += 1
             self._sync()
             with self._lock:
                 self._index.add(f"{stem}.safetensors", blocks)
