@@ -66,7 +66,7 @@ COUNTERS = (
     Plain("zmqengine_requests_accepted", "Requests that were accepted.", "accepted"),
     Plain("zmqengine_commands_rejected", "Commands that were refused.", "rejected"),
     Plain("zmqengine_resumes", "Streams that asked for lost tokens again.", "resumes"),
-    Plain("zmqengine_parkings", "Times that a row was taken from a request for want of memory.", "parked"),
+    Plain("zmqengine_parkings", "Times that a request lost its row, to memory or to another request.", "parked"),
     Plain("zmqengine_engine_failures", "Steps that raised.", "engine_failures"),
     Plain("zmqengine_slow_passes", "Turns of the loop over --slow-pass-ms.", "slow_passes"),
     Plain(

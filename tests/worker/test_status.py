@@ -8,12 +8,14 @@ import pytest
 
 from tests.support.workers import WorkerProcess, wait_until
 from tests.worker.harness import Harness
-from zmqengine.engine.fake.fake_engine import FakeEngineConfig
+from zmqengine.engine.fake.fake_engine import FakeEngine, FakeEngineConfig
 from zmqengine.errors import ZmqEngineError
 from zmqengine.protocol import messages
 from zmqengine.protocol.messages import RequestInfo
+from zmqengine.worker.open_engine import warm_up
+from zmqengine.worker.telemetry.counters import Counters
 from zmqengine.worker.telemetry.latencies import SECONDS, RunningHistogram
-from zmqengine.worker.telemetry.metrics import status
+from zmqengine.worker.telemetry.metrics import prometheus, status
 
 HOUR_MS = 3_600_000
 
@@ -100,6 +102,38 @@ def test_requests_and_sessions_are_listed_by_name(harness: Harness) -> None:
     )
     (info,) = listed.sessions
     assert (info.id, info.client, info.running, info.waiting, info.held) == (session, "test", 1, 1, 2)
+
+
+def test_steps_and_tokens_of_the_warm_up_are_not_counted(make_harness: Make) -> None:
+    """A worker without a request has made no token; after one, its tokens alone."""
+    engine = FakeEngine()
+    warm_up(engine)
+    harness = make_harness(engine)
+    names = ("steps", "prompt_tokens", "cached_tokens", "generated_tokens")
+
+    def numbers() -> list[float]:
+        told = status(harness.shared_status, 0).numbers
+        return [told[name] for name in names]
+
+    assert numbers() == [0, 0, 0, 0]
+    front_end = harness.front_end()
+    front_end.accepted("r", max_tokens=2)
+    front_end.wait_for_end("r")
+    harness.clock.advance(1)
+    harness.pass_()
+    steps, prompt_tokens, cached_tokens, generated_tokens = numbers()
+    assert steps > 0
+    assert (prompt_tokens + cached_tokens, generated_tokens) == (3, 2)
+
+
+def test_prometheus_is_told_of_every_counter_that_it_is_one(harness: Harness) -> None:
+    """As `rate()` of a gauge is wrong after a restart."""
+    told = prometheus(harness.shared_status)
+    # The maximum of a life is no sum.
+    names = Counters().numbers().keys() - {"admission_wait_passes_max"}
+    assert "vectors" in names
+    for name in names:
+        assert f"# TYPE zmqengine_{name} counter" in told, name
 
 
 def test_what_does_not_fit_waits_for_memory_and_the_next_for_its_turn(make_harness: Make) -> None:

@@ -86,6 +86,8 @@ class Actor:
         self._poller = zmq.Poller()
         for source in (sockets.cmd, sockets.out, self._shared_status.wakeup):
             self._poller.register(source, zmq.POLLIN)
+        # The warm-up's steps and tokens are no request's.
+        self._warm_up = engine.stats()
         # A status request right after the state becomes ready must find every number.
         self._write_board()
 
@@ -231,10 +233,10 @@ class Actor:
             "parked_now": self.lifecycle.parked,
             "rows_decoding": stats.rows_decoding,
             "rows_prefilling": stats.rows_prefilling,
-            "steps": stats.steps,
-            "prompt_tokens": stats.prompt_tokens,
-            "cached_tokens": stats.cached_tokens,
-            "generated_tokens": stats.generated_tokens,
+            "steps": stats.steps - self._warm_up.steps,
+            "prompt_tokens": stats.prompt_tokens - self._warm_up.prompt_tokens,
+            "cached_tokens": stats.cached_tokens - self._warm_up.cached_tokens,
+            "generated_tokens": stats.generated_tokens - self._warm_up.generated_tokens,
             "prompt_cache_entries": stats.prompt_cache_entries,
             **{f"prompt_cache_{name}": number for name, number in stats.prompt_cache.items()},
             "frames": self.outgoing.frames,

@@ -52,7 +52,8 @@ _COUNTERS = frozenset(
     {
         "passes", "commands", "accepted", "rejected", "resumes", "tokens", "engine_failures", "slow_passes",
         "refused_subscriptions", "steps", "prompt_tokens", "cached_tokens", "generated_tokens", "frames", "lags",
-        "restarts", "control_failures", "parked", "tokens_read_again",
+        "restarts", "control_failures", "parked", "tokens_read_again", "vectors",
+        "images_seen", "image_pieces",
         "prompt_cache_divergences", "prompt_cache_restored_tokens", "prompt_cache_memory_hit_tokens",
         "prompt_cache_disk_hit_tokens", "prompt_disk_written_blocks", "prompt_disk_read_blocks",
         "prompt_disk_removed_files", "prompt_disk_not_worth",
