@@ -25,6 +25,7 @@ from zmqengine.engine.cuda.cuda_ops import CudaOps
 from zmqengine.engine.host.backend import on_cuda
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.kv.kernels import Move
+from zmqengine.engine.load import open_model
 from zmqengine.engine.models.decoder import DecoderModel
 from zmqengine.engine.models.decoder_weights import (
     HeadShape,
@@ -221,7 +222,8 @@ def test_inputs_of_another_type_are_left_to_mlx():
 
 @pytest.mark.parametrize("bits", [0, 4])
 def test_a_model_on_every_kernel_says_what_it_says_without(bits):
-    """Products by the kernels for few rows, the head of a tied model too."""
+    """Products by the kernels for few rows, the head of a tied model too; prompts, steps, verify blocks and a packed
+    step."""
     model = build_model({**LLAMA, "hidden_size": 256, "head_dim": 64, "intermediate_size": 512})
     model.set_dtype(mx.bfloat16)
     if bits:
@@ -235,8 +237,10 @@ def test_a_model_on_every_kernel_says_what_it_says_without(bits):
         ops.choose(linear, {count: list(ops.variants(linear, count))[-1] for count in rows})
     # Three rows of every product. Rows of their own would need the caches of a batch.
     tokens = mx.array([[1, 2, 3]])
-    found = DecoderModel(weights, ops)(tokens)
-    assert error(found, DecoderModel(weights, PlainOps(cuda_ops.QUANTISED_ROWS_MAX))(tokens)) < 0.05
+    tuned, plain = DecoderModel(weights, ops), DecoderModel(weights, PlainOps(cuda_ops.QUANTISED_ROWS_MAX))
+    assert error(tuned(tokens), plain(tokens)) < 0.05
+    for got, wanted in zip(open_model._many_logits(tuned), open_model._many_logits(plain), strict=True):
+        assert error(mx.array(got), mx.array(wanted)) < 0.05
 
 
 def chosen(logits, rows, drawn=0, width=1):
