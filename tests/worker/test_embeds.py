@@ -45,6 +45,21 @@ def test_many_texts_come_back_in_order_with_one_end(make_harness: Callable[..., 
     assert harness.actor.counters.vectors == 200
 
 
+def test_the_log_tells_vectors_of_an_embed_and_tokens_of_a_chat(
+    make_harness: Callable[..., Harness], caplog: pytest.LogCaptureFixture
+) -> None:
+    """An embed of three texts makes no token."""
+    caplog.set_level("INFO")
+    front_end = make_harness(CONFIG).front_end()
+    front_end.embed("e", texts(3))
+    front_end.accepted("c", max_tokens=5)
+    front_end.wait_for_end("e", "c")
+    ends = {vars(record)["request"]: vars(record) for record in caplog.records if record.message == "ended"}
+    assert (ends["e"]["vectors"], ends["c"]["tokens"]) == (3, 5)
+    assert "tokens" not in ends["e"]
+    assert "vectors" not in ends["c"]
+
+
 def test_a_chat_takes_the_row_of_an_embed_which_goes_on_later(make_harness: Callable[..., Harness]) -> None:
     """Embeds are batch work unless they say otherwise: they give their rows up and lose no vector."""
     harness = make_harness(FakeEngine(FakeEngineConfig(dimensions=WIDTH, prefill_chunk=8, rows_max=2)))

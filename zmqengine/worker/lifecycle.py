@@ -259,7 +259,7 @@ class Lifecycle:
                 "request": request.id,
                 "session": request.session_id,
                 "finish": finish,
-                "tokens": len(request.log),
+                "vectors" if request.embeds else "tokens": len(request.log),
                 "prompt_tokens": request.prompt_tokens,
                 "cached_tokens": request.cached_tokens,
             },
