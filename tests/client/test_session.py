@@ -1120,6 +1120,7 @@ def test_a_deadline_passes_also_without_a_worker() -> None:
     assert not one.ended
     network.wait(0.2)
     assert isinstance(one.error, DeadlineExceeded)
+    assert "no session with a worker" in str(one.error)
 
 
 # --- ctl -----------------------------------------------------------------------------------------------------

@@ -139,7 +139,7 @@ class Dialogue:
         for request in self.requests.live:
             error = self._patience.request_error(request, self.connection, now)
             if error is None and now >= request.deadline_at:
-                error = DeadlineExceeded("deadline_ms passed while there was no worker")
+                error = DeadlineExceeded("deadline_ms passed while there was no session with a worker")
             if error is not None:
                 self.requests.live.end(request, error=error)
 
