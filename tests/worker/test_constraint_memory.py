@@ -92,13 +92,14 @@ def test_hostile_constraints_stay_within_their_share_of_the_memory() -> None:
         assert None in errors
         wait_until(lambda: numbers()["constraint_bytes"] == 0, "memory stays")
 
+        # First, as it would be one too many itself once the others have passed the bound.
+        simple = client.generate("Once", constraint=Constraint("regex", "[a-z ]{40}"), max_tokens=100)
         growing = [
             client.generate(
                 f"Once {n}", constraint=HELD, max_tokens=300, ignore_eos=True, temperature=1.0, seed=n
             )
             for n in range(6)
         ]
-        simple = client.generate("Once", constraint=Constraint("regex", "[a-z ]{40}"), max_tokens=100)
         errors = []
         for stream in growing:
             errors.append(error_of(stream))
