@@ -19,7 +19,7 @@ from tests.support.in_place import IN_PLACE, model_on_kernels
 from tests.support.kv_kernels import MemoryKernels, device_kernels
 from tests.support.models import VOCAB_SIZE, build_model
 from zmqengine.engine import kv
-from zmqengine.engine.cuda import attention
+from zmqengine.engine.cuda import attention, packed_attention
 from zmqengine.engine.host.backend import on_cuda
 from zmqengine.engine.interface import RowRequest, Sampling
 from zmqengine.engine.kv import kv_batch
@@ -146,14 +146,25 @@ def prompts_in_place(monkeypatch: pytest.MonkeyPatch, kernels: Any) -> list[int]
 
 @pytest.mark.usefixtures("arithmetic")
 @pytest.mark.parametrize("chunk", [512, 48])
+@pytest.mark.parametrize("drafts", [None, "waiting"])
 def test_prompts_that_begin_alike_do_not_write_into_each_other(
-    model_in_place, kernels, moves, prompts_in_place, chunk
+    model_in_place, kernels, moves, prompts_in_place, chunk, drafts, monkeypatch
 ):
-    """Each appends to arrays of its own, in one chunk or several, after cached tokens or none."""
-    check_tokens(model_in_place[0], kernels, None, prefill_chunk=chunk)
+    """Each appends to arrays of its own, in one chunk or several, after cached tokens or none; beside rows in decode,
+    and verify blocks, they attend together."""
+    packed = []
+    own = packed_attention.PackedAttention.__call__
+
+    def counted(self: Any, number: int, product: mx.array) -> mx.array:
+        packed.append(number)
+        return own(self, number, product)
+
+    monkeypatch.setattr(packed_attention.PackedAttention, "__call__", counted)
+    check_tokens(model_in_place[0], kernels, drafts, prefill_chunk=chunk)
     layers = IN_PLACE["num_hidden_layers"]
     assert len(prompts_in_place) >= 16 * layers
     assert max(prompts_in_place) > 8
+    assert len(packed) >= 8 * layers
 
 
 @pytest.mark.usefixtures("arithmetic")
