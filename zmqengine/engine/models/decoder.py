@@ -209,21 +209,21 @@ class DecoderModel:
 
         if len(steps) == 1:
             return [logits(hidden, attended[0], steps[0].reads)]
-        found = [
-            logits(hidden[span], every, step.reads)
-            for span, every, step in zip(spans, attended, steps, strict=True)
-        ]
+        # The head's weights are read once for all rows in decode.
         few = [index for index, step in enumerate(steps) if step.width <= WIDTH_MAX and not step.reads]
-        if len(few) > 1:
-            # The head's weights are read once for all rows in decode.
+        found = {
+            index: logits(hidden[spans[index]], attended[index], step.reads)
+            for index, step in enumerate(steps)
+            if index not in few
+        }
+        if few:
             together = logits(
                 mx.concatenate([hidden[spans[index]] for index in few]),
                 mx.concatenate([attended[index] for index in few]),
             )
             ends = [sum(steps[other].tokens for other in few[: at + 1]) for at in range(len(few) - 1)]
-            for index, own in zip(few, mx.split(together, ends), strict=True):
-                found[index] = own
-        return found
+            found |= zip(few, mx.split(together, ends), strict=True)
+        return [found[index] for index in range(len(steps))]
 
     def _layers_and_norms(self) -> Sequence[tuple[Layer, Norm]]:
         """Every layer, and the norm after it."""
