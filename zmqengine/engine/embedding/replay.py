@@ -107,7 +107,7 @@ class ReplayJob:
 
 
 def _rectangle(texts: Sequence[Sequence[int]], rows: int, columns: int) -> np.ndarray:
-    """Token ids (rows, columns)."""
+    """Token ids of texts with padding, (rows, columns)."""
     ids = np.zeros((rows, columns), np.uint32)
     for row, text in enumerate(texts):
         # Padding repeats a token of the text: nothing that is not finite comes to it from one that it does not have.
