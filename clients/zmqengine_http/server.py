@@ -121,7 +121,7 @@ class _Server(uvicorn.Server):
             await asyncio.wait((draining,), timeout=END_S)
         if draining.done():
             return draining.result()
-        # What waits for no worker, and streams whose clients do not read.
+        # Requests that wait for no worker, and streams that no client reads.
         for task in list(self.server_state.tasks):
             task.cancel()
         draining.cancel()

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import io
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import mlx.core as mx
@@ -16,6 +13,7 @@ import pytest
 from tests.embedding import test_equality
 from tests.embedding.checkpoints import NAMES, case, engine_of, run, write
 from tests.embedding.test_engine import INFO, Clock, CountedModel
+from tests.support.calls import calls_of
 from zmqengine.checkpoint.recipe import read_recipe
 from zmqengine.engine.embedding import attention, encoder_model, engine, opening, packing, padded
 from zmqengine.engine.embedding.encoders import activations
@@ -157,22 +155,6 @@ def operations(*arrays: mx.array) -> int:
     text: Any = io.StringIO()
     mx.export_to_dot(text, *arrays)
     return int(text.getvalue().count("shape=rectangle"))
-
-
-def calls_of(work: Callable[[], Any]) -> tuple[Any, int]:
-    """The result of `work`, and the number of Python and C functions that it calls."""
-    calls = 0
-
-    def count(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        return work(), calls
-    finally:
-        sys.setprofile(before)
 
 
 @pytest.fixture

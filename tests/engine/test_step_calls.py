@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from pathlib import Path
 from types import FrameType
@@ -12,6 +11,7 @@ import mlx.core as mx
 import pytest
 
 import zmqengine
+from tests.support.calls import profiled
 from tests.support.engines import decoder_of, make_engine
 from tests.support.models import VOCAB_SIZE
 from zmqengine.engine.interface import RowRequest
@@ -48,13 +48,9 @@ def calls_of_a_step(engine: Any) -> Counter[str]:
         if event == "call" and code.co_filename.startswith(OURS):
             calls[f"{code.co_filename[len(OURS) + 1 :]}:{code.co_name}"] += 1
 
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
+    with profiled(count):
         for _ in range(STEPS):
             engine.next()
-    finally:
-        sys.setprofile(before)
     return calls
 
 

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -18,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.http.serving import wait_until
+from tests.support.ports import is_refused
 from zmqengine.cli.commands.http import http
 from zmqengine.cli.main import main
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
@@ -143,15 +143,6 @@ def test_the_command_serves_and_ends_at_sigterm(process: tuple[subprocess.Popen[
         assert reply.status == 200
     running.send_signal(signal.SIGTERM)
     assert running.wait(60) == 0
-
-
-def is_refused(port: int) -> bool:
-    """Whether nobody listens there."""
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=60).close()
-    except ConnectionRefusedError:
-        return True
-    return False
 
 
 @pytest.mark.parametrize("signals", [1, 2])

@@ -20,6 +20,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.http.serving import WAIT_S, wait_until
+from tests.support.ports import is_refused
 from tests.support.processes import is_alive, wait_until_dead
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.testing import FakeWorker
@@ -107,12 +108,6 @@ def front_end(worker: FakeWorker, tmp_path: Path) -> Iterator[FrontEnd]:
     front_end = FrontEnd(worker, tmp_path / "log")
     yield front_end
     front_end.close()
-
-
-def is_refused(port: int) -> bool:
-    """Whether nobody listens."""
-    with socket.socket() as connection:
-        return connection.connect_ex(("127.0.0.1", port)) != 0
 
 
 def accepted_by(pid: int, port: int) -> int:

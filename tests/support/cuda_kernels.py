@@ -288,7 +288,7 @@ def attend_packed(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]
 
 
 def attend_packed_in_parts(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
-    """The same in parts, as `attend_in_parts`."""
+    """`attend_packed` in parts of a row's columns; the first part has all of it, as in `attend_in_parts`."""
     (found,) = attend_packed(inputs, facts, shapes)
     parts = shapes[0][2]
     return [mx.pad(found[:, :, None].astype(mx.float32), [(0, 0), (0, 0), (0, parts - 1), (0, 2)])]

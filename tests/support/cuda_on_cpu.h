@@ -80,7 +80,7 @@ struct Barrier {
 };
 static Barrier block_barrier, warp_barriers[32];
 
-// What the lanes of a warp show each other: `operands` hold one of each, read between two barriers.
+// Operands of the lanes of a warp, written by each lane and read by all between two barriers.
 static uint32_t operands[32][32][6];
 template <typename Read>
 static auto exchange(std::initializer_list<uint32_t> own, Read read) {

@@ -27,3 +27,12 @@ def free_port() -> int:
         _claims.append(claim)
         return port
     raise AssertionError("a hundred ports are all in use")
+
+
+def is_refused(port: int) -> bool:
+    """Whether no socket listens on a port of this machine."""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=60).close()
+    except ConnectionRefusedError:
+        return True
+    return False

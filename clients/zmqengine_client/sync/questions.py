@@ -43,7 +43,7 @@ class Questions:
         call = ControlCall(make, notifier, timeout_s)
         self._driver.post(lambda now: self._driver.session.start_control(call, now))
         while not call.done:
-            # A client that was closed meanwhile has dropped the call.
+            # A closed client drops its calls without an answer.
             self._driver.check_waiting()
             notifier.mailbox.wait()
         if call.error is not None:

@@ -1,4 +1,4 @@
-"""What is remembered of prepared images."""
+"""Memory of prepared images that are kept."""
 
 from __future__ import annotations
 
@@ -7,19 +7,9 @@ import tracemalloc
 
 from PIL import Image
 
-from zmqengine.vision_card import VisionCard
+from tests.support.eyes import CARD
 from zmqengine_client.images.preparing import ImagePreparation
 
-CARD = VisionCard(
-    kind="muse_spark",
-    patch=4,
-    merge=2,
-    resize="cells",
-    placeholder=1,
-    token=1,
-    pixels_min=64,
-    pixels_max=4096,
-)
 BYTES_MAX = 256 * 1024
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from types import FrameType
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.support import cuda_kernels, cuda_on_cpu
+from tests.support.calls import calls_of
 from tests.support.models import LLAMA, build_model
 from zmqengine.engine import kv
 from zmqengine.engine.cuda import kernel, packed_attention
@@ -173,15 +173,16 @@ def test_a_layer_of_a_packed_step_is_two_kernels_of_attention(monkeypatch: pytes
         model.packed(segments_of(model))
         segments = segments_of(model)
         called.clear()
-        steps.append((calls_of(lambda model=model, segments=segments: model.packed(segments)), [*called]))
+        _, calls = calls_of(partial(model.packed, segments))
+        steps.append((calls, [*called]))
     cuda_kernels.forget()
     (fewer_calls, fewer), (more_calls, more) = steps
-    calls = (more_calls - fewer_calls) / LAYERS
-    print(f"{calls:.0f} calls a layer; kernels: {more}")
+    of_layer = (more_calls - fewer_calls) / LAYERS
+    print(f"{of_layer:.0f} calls a layer; kernels: {more}")
     for name in ("rotary_heads_packed", "packed_attention"):
         assert [fewer.count(name), more.count(name)] == [LAYERS, 2 * LAYERS]
     assert not {"rotary_heads_into", "ragged_attention", "window_attention"} & {*more}
-    assert calls <= CALLS_MAX
+    assert of_layer <= CALLS_MAX
 
 
 def segments_of(model: DecoderModel) -> list[Segment]:
@@ -195,20 +196,3 @@ def segments_of(model: DecoderModel) -> list[Segment]:
         layers = [row(heads, length, width, 0) for _ in model.layers]
         found.append(Segment(mx.zeros((1, width), mx.uint32), layers))
     return found
-
-
-def calls_of(work: Any) -> int:
-    """Python and C functions that `work` calls."""
-    calls = 0
-
-    def count(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        work()
-    finally:
-        sys.setprofile(before)
-    return calls

@@ -43,7 +43,8 @@ class Replays:
         """A job for these texts; None if one of them needs a larger shape."""
         counts = np.array(list(map(len, texts)))
         order = (-counts).argsort(kind="stable")
-        if not self._is_possible(1, self._columns(int(counts[order[0]]))):
+        longest = int(counts[order[0]])
+        if not self._fits(1, self._columns(longest), longest):
             return None
         parts, tokens = [], 0
         for taken in self._shapes(counts, order):
@@ -58,25 +59,21 @@ class Replays:
         return ReplayJob(parts, order, tokens)
 
     def _shapes(self, counts: np.ndarray, order: np.ndarray) -> Iterator[np.ndarray]:
-        """Indices of texts that share a shape, the longest first.
-
-        At most half of a shape is padding, or as much as takes no time.
-        """
+        """Indices of texts that share a shape, the longest first."""
         while len(order):
             columns = self._columns(int(counts[order[0]]))
             tokens = counts[order].cumsum()
             rows = len(order)
-            while rows > 1:
-                size = rounded(rows, ROWS_BY_POWER) * columns
-                if self._is_possible(rows, columns) and size <= max(self._free_tokens, 2 * tokens[rows - 1]):
-                    break
+            while rows > 1 and not self._fits(rows, columns, tokens[rows - 1]):
                 rows -= 1
             yield order[:rows]
             order = order[rows:]
 
-    def _is_possible(self, rows: int, columns: int) -> bool:
+    def _fits(self, rows: int, columns: int, tokens: int) -> bool:
+        """Whether texts of `tokens` may share a shape: at most half of it is padding, or as much as takes no time."""
         size = rounded(rows, ROWS_BY_POWER) * columns
-        return size <= self._tokens_max and size * columns <= self._scores_max
+        most = min(self._tokens_max, max(self._free_tokens, 2 * tokens))
+        return size <= most and size * columns <= self._scores_max
 
     def _columns(self, length: int) -> int:
         return max(length, min(rounded(length, TOKENS_BY_POWER), self._context_tokens))
