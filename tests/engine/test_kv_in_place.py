@@ -66,6 +66,33 @@ def test_a_copy_is_what_the_row_was_when_another_has_taken_its_place(model, kern
         np.testing.assert_array_equal(np.array(array), before)
 
 
+@pytest.mark.parametrize("empty_bytes_max", [0, 1 << 30])
+def test_a_small_batch_keeps_the_places_of_rows_that_left(model, kernels, monkeypatch, empty_bytes_max):
+    """And one to spare, so that rows come and go without a copy of the others."""
+    monkeypatch.setattr(kv_batch, "_UNUSED_SHARE_MAX", 1 / 4)
+    kernels.empty_bytes_max = empty_bytes_max
+    copies: list[int] = []
+    repack = kernels.repack
+
+    def noted(layer: Any, order: mx.array, rows: int) -> Any:
+        copies.append(rows)
+        return repack(layer, order, rows)
+
+    monkeypatch.setattr(kernels, "repack", noted)
+    batch = stepped(model, kernels)
+    layers = len(batch.caches)
+    for _ in range(3):
+        batch.keep_rows([0, 2])
+        batch.launch(logits(model, batch))
+        for length in (9, 5):
+            batch.join(stepped(model, kernels, (length,)))
+            batch.launch(logits(model, batch))
+    rows = copies[::layers]
+    assert rows == ([] if empty_bytes_max else [2, 3, 4] * 3)
+    batch.join(stepped(model, kernels, (8,)))
+    assert copies[::layers][len(rows) :] == [6 if empty_bytes_max else 5]
+
+
 def test_a_move_before_the_copies_are_started_is_found(model, kernels, monkeypatch):
     """Planted: a row takes the place of one whose copies for the prefix cache wait."""
     batch = stepped(model, kernels)

@@ -22,6 +22,9 @@ _THREADS = 256
 _COLUMNS = 64
 _PIECE_BYTES = 16
 _SHARED_BYTES_MAX = 1 << 14
+# Share of the memory limit that a batch may leave empty in any case. Without it, 8 chats on an H100 copied their batch of
+# 3 GB nine times a second.
+_EMPTY_SHARE = 1 / 32
 
 
 class CudaKernels(PlainKernels):
@@ -32,6 +35,7 @@ class CudaKernels(PlainKernels):
 
     def __init__(self) -> None:
         super().__init__(gpu=True)
+        self.empty_bytes_max = int(mx.get_memory_limit() * _EMPTY_SHARE)
 
     def small(self, values: Sequence[int] | mx.array) -> mx.array:
         """These numbers as int32, in a buffer of the device."""

@@ -32,6 +32,9 @@ class KVKernels(Protocol):
     """Maximum prompts of a chunk that are segments of their own. More of them are merged for a padded call, unless they
     have cached tokens. 0 where a merge costs less than a call; where rows are written in place, its copies are more
     kernels than calls."""
+    empty_bytes_max: int
+    """Bytes of empty rows and columns that a batch may keep, whatever its size: a few rows would be copied whenever one
+    joins or leaves."""
 
     def small(self, values: Sequence[int] | mx.array) -> mx.array:
         """`values` as int32, in memory that the kernels of every layer read fast."""
@@ -67,6 +70,7 @@ class PlainKernels:
     """`KVKernels` by documented MLX calls, for a CPU or for a GPU without kernels of ours. No rows are moved."""
 
     prompts_apart = 0
+    empty_bytes_max = 0
 
     def __init__(self, *, gpu: bool = False) -> None:
         # Rows that join or leave copy the batch, spare columns included, which takes a CPU as long as a step. A GPU's

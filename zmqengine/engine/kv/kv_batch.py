@@ -17,7 +17,8 @@ from zmqengine.engine.kv.row_caches import arrays, byte_count, single_caches, st
 from zmqengine.engine.models.mlx_lm import CacheList, KVCache
 from zmqengine.engine.row import Caches
 
-# Maximum share of the allocated columns that no row needs. More are freed by a copy.
+# Maximum share of the allocated memory that no row needs, where that is more than `KVKernels.empty_bytes_max`. More is
+# freed by a copy.
 _UNUSED_SHARE_MAX = 1 / 4
 # Rows to spare in new arrays, as a share of the others: they may join before the next copy.
 _SPARE_ROWS_SHARE = 1 / 8
@@ -119,8 +120,10 @@ class KVBatch:
     @property
     def _moved_bytes(self) -> int:
         """Bytes of arrays in which rows have moved; 0 for others."""
-        if not self._ragged or not self._ragged[0].has_empty_rows:
-            return 0
+        return self._allocated_bytes if self._ragged and self._ragged[0].has_empty_rows else 0
+
+    @property
+    def _allocated_bytes(self) -> int:
         return sum(array.nbytes for array in self._ragged[0].all_rows()) * len(self._ragged)
 
     @property
@@ -337,7 +340,8 @@ class KVBatch:
         if any(index != at and index < count for at, index in enumerate(indices)):
             return False
         layout = self._layout
-        if self._unused_share([layout.lengths[index] for index in indices]) > _UNUSED_SHARE_MAX:
+        unused = self._unused_share([layout.lengths[index] for index in indices])
+        if unused > max(_UNUSED_SHARE_MAX, self._kernels.empty_bytes_max / self._allocated_bytes):
             return False
         layers = [layer.all_rows() for layer in self._ragged]
         moves = [Move(index, at, 0, 0, layout.columns) for at, index in enumerate(indices) if index != at]
@@ -367,11 +371,18 @@ class KVBatch:
         order = self._right_justified(indices, columns, layout.with_room(columns + width - 1))
         rows_before = np.array(indices, np.int32)[:, None] * self._room
         places = mx.array(np.where(order < 0, order, order + rows_before))
-        rows = count + max(more_rows, int(count * _SPARE_ROWS_SHARE))
+        rows = count + more_rows
+        rows += int(rows * _SPARE_ROWS_SHARE) or self._may_spare(order.shape[1])
         for layer in self._ragged:
             layer.repack(self._kernels, places, rows)
         layout.replaced()
         layout.set_rows(lengths, columns)
+
+    def _may_spare(self, columns: int) -> bool:
+        """Whether an empty row of so many columns is within `KVKernels.empty_bytes_max`."""
+        keys = self._ragged[0].all_rows()[0]
+        row_bytes = self._allocated_bytes // keys.shape[0] * columns // keys.shape[2]
+        return row_bytes <= self._kernels.empty_bytes_max
 
     def _keep_by_copy(self, indices: Sequence[int]) -> None:
         layout = self._layout
