@@ -76,6 +76,9 @@ class CountedModel:
         self.batches: list[int] = []
         self.read = 0
 
+    def padded_max(self, tokens_max: int) -> int:
+        return 100 * tokens_max
+
     def begin(self, texts: Sequence[Sequence[int]], second: Sequence[int]) -> CountedJob:
         return CountedJob(self, texts)
 
@@ -90,24 +93,36 @@ def rows_of(*lengths: Sequence[int]) -> TextRows:
 def test_every_row_has_its_turn() -> None:
     """A query of one text does not wait for the 256 texts of another row."""
     rows = rows_of([4] * 256, [9])
-    taken = [rows.take(16) for _ in range(70)]
+    taken = [rows.take(16, 16) for _ in range(70)]
     assert (1, 0, 9) in [place for batch in taken[:2] for place in batch]
     assert all(sum(place.tokens for place in batch) <= 16 for batch in taken)
     assert sum(map(len, taken)) == 257
-    assert rows.take(16) == []
+    assert rows.take(16, 16) == []
 
 
 def test_a_batch_has_texts_of_about_one_length() -> None:
     """Padding is computed too."""
-    assert [place.tokens for place in rows_of([30, 2, 31, 3, 32, 2]).take(64)] == [30, 31]
-    assert [place.tokens for place in rows_of([2, 30, 3, 31, 2]).take(16)] == [2, 3]
-    assert [place.tokens for place in rows_of([3, 2, 30]).take(16)] == [2, 3]
+    assert [place.tokens for place in rows_of([30, 2, 31, 3, 32, 2]).take(64, 64)] == [30, 31]
+    assert [place.tokens for place in rows_of([2, 30, 3, 31, 2]).take(16, 16)] == [2, 3]
+    assert [place.tokens for place in rows_of([3, 2, 30]).take(16, 16)] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("tokens_max", "padded_max", "lengths"),
+    [(37, 120, [2, 2, 3, 30]), (36, 120, [2, 3, 30]), (37, 119, [2, 3, 30]), (37, 1, [30])],
+)
+def test_a_batch_is_bounded_with_padding_and_without(
+    tokens_max: int, padded_max: int, lengths: list[int]
+) -> None:
+    """Time goes by tokens, and memory by the rectangle that holds them."""
+    taken = rows_of([30, 2, 31, 3, 2]).take(tokens_max, padded_max)
+    assert [place.tokens for place in taken] == lengths
 
 
 def test_a_text_over_the_bound_is_a_batch_alone() -> None:
     """It has to be computed some time, but not in the place that is left beside another one."""
-    assert [place.tokens for place in rows_of([100, 3]).take(16)] == [100]
-    assert rows_of([100, 3]).take(16, whole=True) == []
+    assert [place.tokens for place in rows_of([100, 3]).take(16, 16)] == [100]
+    assert rows_of([100, 3]).take(16, 16, whole=True) == []
 
 
 def test_vectors_come_in_the_order_of_the_texts() -> None:

@@ -73,6 +73,15 @@ def test_vectors_of_jinas_padded_texts_are_those_of_the_paper(act: str, heads: i
     test_equality.check(tmp_path, test_equality.jina(act, heads))
 
 
+@pytest.mark.usefixtures("replays_only")
+def test_a_request_of_texts_of_all_lengths_is_one_batch(tmp_path: Path) -> None:
+    """The pace counts their tokens: replays do not pad short texts to the longest."""
+    engine = engine_of(write(tmp_path, case("bert-mean")))
+    engine.embed([TextsRequest(0, [[5] * 40, *[[6] * 5] * 40])])
+    assert not engine.next().vectors
+    assert [vectors.is_whole for vectors in engine.next().vectors] == [True]
+
+
 @pytest.mark.usefixtures("on_a_gpu")
 @pytest.mark.parametrize("name", encoders())
 def test_padded_texts_have_the_vectors_of_texts_without_padding(

@@ -86,6 +86,10 @@ class TextEncoder:
         """Bytes of a batch: the states of its tokens, and attention scores."""
         return batch_bytes(self._recipe.config, self.tokens_max)
 
+    def padded_max(self, tokens_max: int) -> int:
+        # Replays have several shapes for lengths that differ; attention of a packed batch pads to the longest text.
+        return tokens_max if self._replays is None else self.tokens_max
+
     def begin(self, texts: Sequence[Sequence[int]], second: Sequence[int]) -> TextEncoderJob | ReplayJob:
         replay = None if self._replays is None else self._replays.begin(texts, second)
         return replay or TextEncoderJob(self._encoder, Packed(texts, second), self._vectors)

@@ -59,6 +59,10 @@ class VectorModel(Protocol):
         """The most bytes that a job needs for a moment."""
         ...
 
+    def padded_max(self, tokens_max: int) -> int:
+        """The most tokens, once all texts are padded to one length, of a batch that has `tokens_max` without."""
+        ...
+
     def begin(self, texts: Sequence[Sequence[int]], second: Sequence[int]) -> Job:
         """A job for these texts; `second` as in `TextsRequest`."""
         ...
@@ -154,7 +158,7 @@ class EmbeddingEngine:
         return result
 
     def _begin(self, tokens_max: int) -> _Batch | None:
-        places = self._texts.take(tokens_max)
+        places = self._texts.take(tokens_max, self._model.padded_max(tokens_max))
         if not places:
             return None
         seconds = [self._texts.rows[place.row].request.second for place in places]

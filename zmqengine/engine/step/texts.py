@@ -81,7 +81,7 @@ class Texts:
             if not tokens_max:
                 return slices
         branched: set[tuple[str, bytes]] = set()
-        for place in self.queue.take(tokens_max, whole=bool(slices)):
+        for place in self.queue.take(tokens_max, tokens_max, whole=bool(slices)):
             row = self._row(place)
             if self._pooling.kind == "last":
                 self._branch(row, branched)

@@ -56,11 +56,11 @@ class TextRows:
     def text(self, place: TextPlace) -> Sequence[int]:
         return self.rows[place.row].request.texts[place.text]
 
-    def take(self, tokens_max: int, *, whole: bool = False) -> list[TextPlace]:
+    def take(self, tokens_max: int, padded_max: int, *, whole: bool = False) -> list[TextPlace]:
         """The next batch: the text whose turn it is, and others of about its length.
 
-        Padded to one length they have at most `tokens_max` tokens. A longer text is a batch alone, unless only `whole`
-        ones are wanted.
+        They have at most `tokens_max` tokens, and padded to one length at most `padded_max`. A longer text is a batch
+        alone, unless only `whole` ones are wanted.
         """
         window = list(self._window(tokens_max * WINDOW_BATCHES))
         if not window or (whole and window[0].tokens > tokens_max):
@@ -70,10 +70,21 @@ class TextRows:
         ordered = sorted(window, key=lambda place: place.tokens)
         start = stop = ordered.index(first)
         stop += 1
-        while stop < len(ordered) and (stop - start + 1) * ordered[stop].tokens <= tokens_max:
+        left = tokens_max - first.tokens
+        while (
+            stop < len(ordered)
+            and ordered[stop].tokens <= left
+            and (stop - start + 1) * ordered[stop].tokens <= padded_max
+        ):
+            left -= ordered[stop].tokens
             stop += 1
-        while start > 0 and (stop - start + 1) * ordered[stop - 1].tokens <= tokens_max:
+        while (
+            start > 0
+            and ordered[start - 1].tokens <= left
+            and (stop - start + 1) * ordered[stop - 1].tokens <= padded_max
+        ):
             start -= 1
+            left -= ordered[start].tokens
         for place in ordered[start:stop]:
             del self.rows[place.row].waiting[place.text]
         return ordered[start:stop]
