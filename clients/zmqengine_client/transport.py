@@ -52,8 +52,9 @@ _DONTWAIT_MORE = int(zmq.DONTWAIT | zmq.SNDMORE)
 class Transport:
     """ctl, cmd and out, and a monitor of the first two. Used from one thread at a time.
 
-    `watch` and `unwatch` are called for every socket that the half has to poll. With `launcher` the address is that of
-    a launcher, and ctl is opened when it has sent the worker's.
+    `watch` and `unwatch` are called for every socket that the half has to poll; it calls `signalled` for those that its
+    poll returns, and then `receive`. With `launcher` the address is that of a launcher, and ctl is opened when it has
+    sent the worker's.
     """
 
     def __init__(
@@ -71,6 +72,8 @@ class Transport:
         self._unwatch = unwatch
         self._sockets: dict[Channel, zmq.Socket[bytes]] = {}
         self._monitors: dict[Channel, zmq.Socket[bytes]] = {}
+        # Sockets that may have messages: to ask each one takes as long as to read a message.
+        self._signalled: set[zmq.Socket[bytes]] = set()
         self._address = address
         if launcher:
             self._open("launcher", zmq.DEALER, address)
@@ -93,20 +96,23 @@ class Transport:
                 self._close("cmd")
                 self._close("out")
 
+    def signalled(self, source: zmq.Socket[bytes]) -> None:
+        """Note that a socket given to `watch` may have messages."""
+        self._signalled.add(source)
+
     def receive(self, session: ClientSession, now: float) -> bool:
         """Pass received messages to the core; returns whether there may be more."""
-        received = 0
+        signalled, self._signalled = self._signalled, set()
+        monitors = [(channel, monitor) for channel, monitor in self._monitors.items() if monitor in signalled]
         # Replies before output before a disconnect: nothing that arrived is thrown away.
         channels: tuple[Channel, ...] = ("ctl", "cmd", "out", "launcher")
         for channel in channels:
             socket = self._sockets.get(channel)
-            if socket is not None:
-                received += self._receive_from(socket, channel, session, now)
-        for channel in channels:
-            monitor = self._monitors.get(channel)
-            if monitor is not None:
-                received += self._receive_events(monitor, channel, session, now)
-        return received > 0
+            if socket is not None and (monitors or socket in signalled):
+                self._receive_from(socket, channel, session, now)
+        for channel, monitor in monitors:
+            self._receive_events(monitor, channel, session, now)
+        return bool(self._signalled)
 
     def close(self) -> None:
         """Close everything. Waits at most `LINGER_MS` for unsent messages. Idempotent."""
@@ -116,19 +122,19 @@ class Transport:
 
     def _receive_from(
         self, socket: zmq.Socket[bytes], channel: Channel, session: ClientSession, now: float
-    ) -> int:
-        for count in range(ROUND_MESSAGES_MAX):
+    ) -> None:
+        for _ in range(ROUND_MESSAGES_MAX):
             if not _is_readable(socket):
-                return count
+                return
             session.receive(channel, socket.recv_multipart(zmq.DONTWAIT), now)
-        return ROUND_MESSAGES_MAX
+        self._signalled.add(socket)
 
     def _receive_events(
         self, monitor: zmq.Socket[bytes], channel: Channel, session: ClientSession, now: float
-    ) -> int:
-        for count in range(ROUND_MESSAGES_MAX):
+    ) -> None:
+        for _ in range(ROUND_MESSAGES_MAX):
             if not _is_readable(monitor):
-                return count
+                return
             event, value = _EVENT.unpack(monitor.recv_multipart(zmq.DONTWAIT)[0])
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 session.connected(channel)
@@ -136,12 +142,14 @@ class Transport:
                 session.disconnected(channel, now)
             else:
                 session.handshake_failed(refused=event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and value == 400)
-        return ROUND_MESSAGES_MAX
+        self._signalled.add(monitor)
 
     def _send(self, action: Send) -> None:
         socket = self._sockets.get(action.channel)
         if socket is None:
             return
+        # To send takes the signal of a message that has arrived.
+        self._signalled.add(socket)
         try:
             header, body = action.frames
             socket.send(header, _DONTWAIT_MORE)
@@ -171,8 +179,11 @@ class Transport:
             monitor = socket.get_monitor_socket(_MONITORED)
             self._monitors[channel] = monitor
             self._watch(monitor)
+            self._signalled.add(monitor)
         socket.connect(address)
         self._watch(socket)
+        # Messages that arrived before the watch began are not signalled any more.
+        self._signalled.add(socket)
 
     def _configure(self, socket: zmq.Socket[bytes], address: str) -> None:
         socket.setsockopt(zmq.LINGER, LINGER_MS)
@@ -191,9 +202,11 @@ class Transport:
         if socket is None:
             return
         self._unwatch(socket)
+        self._signalled.discard(socket)
         monitor: Any = self._monitors.pop(channel, None)
         if monitor is not None:
             self._unwatch(monitor)
+            self._signalled.discard(monitor)
             socket.disable_monitor()
             monitor.close(0)
         socket.close()

@@ -92,8 +92,8 @@ class LoopDriver:
 class _Rounds:
     """A session and its sockets on the running loop, without a task: socket and timer callbacks alone.
 
-    ZeroMQ's descriptors are edge-triggered: they signal an event once. So after every wake-up, and after every
-    send, the sockets are read until they are empty.
+    ZeroMQ's descriptors are edge-triggered: they signal an event once. So after its wake-up, and after every send, a
+    socket is read until it is empty.
     """
 
     def __init__(
@@ -140,12 +140,15 @@ class _Rounds:
         self.on_loop(run)
 
     def _watch(self, source: zmq.Socket[bytes]) -> None:
-        self.loop.add_reader(_descriptor(source), self._pump)
-        # Messages that arrived before the watch began are not signalled any more.
+        self.loop.add_reader(_descriptor(source), self._read, source)
         self.pump_soon()
 
     def _unwatch(self, source: zmq.Socket[bytes]) -> None:
         self.loop.remove_reader(_descriptor(source))
+
+    def _read(self, source: zmq.Socket[bytes]) -> None:
+        self._transport.signalled(source)
+        self._pump()
 
     def pump_soon(self) -> None:
         """Schedule a round for the loop's next iteration."""

@@ -138,7 +138,9 @@ class _Rounds:
         session = self.session
         try:
             while not session.closed:
-                self._poller.poll(self._wait_ms())
+                for source, _ in self._poller.poll(self._wait_ms()):
+                    if isinstance(source, zmq.Socket):
+                        self._transport.signalled(source)
                 self._round(time.monotonic())
         except Exception:
             # A bug in the core: no caller may wait for ever on a thread that is gone.
