@@ -238,27 +238,3 @@ def test_an_engine_that_cannot_be_built_leaves_no_limit_behind(models, monkeypat
 def test_speculation_is_off_by_default_where_it_was_not_measured(speculate, drafts):
     """As on Metal; who asks for a source gets it."""
     assert (open_speculator(speculate, 320, by_default=False) is not None) == drafts
-
-
-def test_freed_buffers_are_released_before_their_limit():
-    """The oldest of them, and the limit stays as it was."""
-    from zmqengine.engine.host.device_memory import buffer_cache_bytes, release_ahead
-
-    limit = buffer_cache_bytes(mx.get_memory_limit(), 0)
-    before = mx.set_cache_limit(limit)
-    try:
-        mx.clear_cache()
-        few = mx.zeros((limit // 2,), mx.uint8)
-        mx.eval(few)
-        del few
-        release_ahead()
-        assert mx.get_cache_memory() >= limit // 2
-        more = [mx.zeros((limit // 20 + (place << 16),), mx.uint8) for place in range(9)]
-        mx.eval(more)
-        del more
-        assert mx.get_cache_memory() > limit * 7 / 8
-        release_ahead()
-        assert 0 < mx.get_cache_memory() <= limit * 5 / 8
-        assert mx.set_cache_limit(limit) == limit
-    finally:
-        mx.set_cache_limit(before)

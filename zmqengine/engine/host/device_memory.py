@@ -14,8 +14,6 @@ _BUFFER_CACHE_BYTES_MIN = 256 << 20
 # Share of the limit for logits of a verify block. Sampling takes three times as much transiently, and a tenth of the
 # limit is reserved for transient memory anyway.
 _LOGITS_BYTES_MAX, _LOGITS_PART = 128 << 20, 32
-# Shares of the limit on freed buffers: that at which some are released, and what is kept.
-_CACHE_FULL, _CACHE_KEPT = 7 / 8, 5 / 8
 # Share of the machine's memory for MLX; the rest is for the system and other programs.
 _SHARE = 0.8
 _CONTROL_GROUP = Path("/sys/fs/cgroup/memory.max")
@@ -70,20 +68,6 @@ def buffer_cache_bytes(memory_limit_bytes: int, parameter_bytes: int) -> int:
     most = memory_limit_bytes // 8
     # On CUDA, released memory is unmapped, which takes longer than its use.
     return most if mx.cuda.is_available() else min(most, max(_BUFFER_CACHE_BYTES_MIN, parameter_bytes // 4))
-
-
-def release_ahead() -> None:
-    """Release the oldest freed buffers before MLX's limit on them is reached, on CUDA.
-
-    At the limit, MLX releases each buffer as it is freed. One that the host has written is released by `cudaFree`,
-    which waits for the device: beside 64 chats on an H200, 2.6 times and 2.9 ms in each step with prompts.
-    """
-    limit = buffer_cache_bytes(mx.get_memory_limit(), 0)
-    if mx.get_cache_memory() > limit * _CACHE_FULL:
-        mx.set_cache_limit(int(limit * _CACHE_KEPT))
-        # MLX keeps the limit when it allocates.
-        mx.array([0])
-        mx.set_cache_limit(limit)
 
 
 class WiredMemory:

@@ -14,7 +14,7 @@ from zmqengine.engine import kv
 from zmqengine.engine.grammar.mask import MaskFiller
 from zmqengine.engine.grammar.matcher import ConstraintBroken
 from zmqengine.engine.host.device import CPU, Device
-from zmqengine.engine.host.device_memory import WiredMemory, limit_mlx, padding_allowance, release_ahead
+from zmqengine.engine.host.device_memory import WiredMemory, limit_mlx, padding_allowance
 from zmqengine.engine.interface import (
     EngineMemory,
     EngineStats,
@@ -212,9 +212,7 @@ class MlxEngine:
             texts.report(landing, result)
         self._steps += 1
         self._generated_tokens += len(result.tokens) - result.forced
-        if self._device.keeps_buffers:
-            release_ahead()
-        elif self._steps % _CLEAR_STEPS == 0:
+        if self._steps % _CLEAR_STEPS == 0 and not self._device.keeps_buffers:
             mx.clear_cache()
         seconds = self._clock.seconds() - result.images_s - texts_s
         self._pace.record(prefill.launched_tokens - before, seconds)
