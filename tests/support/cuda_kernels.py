@@ -260,28 +260,15 @@ def attend(inputs: Arrays, _: Facts, shapes: Sequence[tuple[int, ...]]) -> list[
 
 def attend_packed(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
     """window_attention.cu, of blocks whose row is in a table; what no block writes is not a number"""
-    queries, tiles, scale, ended, *arrays = inputs
+    queries, tiles, scale, *arrays = inputs
     heads, key_heads, dim = facts["H"], facts["KH"], facts["D"]
-    assert not mx.any(ended)
     made = mx.full((shapes[0][0], heads, dim), float("nan"), queries.dtype)
-    rows: dict[tuple[int, ...], dict[int, list[tuple[int, int]]]] = {}
-    table: Any = tiles.reshape(-1, 12).tolist()
-    slots = []
-    for segment, row, low, high, end, width, query, token, part, parts, slot, _ in table:
-        given = rows.setdefault((segment, row, end, width, token), {}).setdefault(query, [])
-        assert part == len(given) < parts
-        given.append((low, high))
-        slots += [slot + part] if parts > 1 else []
-    assert slots == [*range(len(slots))]
-    assert shapes[1] == (ended.size * 16 * (dim + 2),)
-    assert len(slots) * key_heads <= ended.size
-    for (segment, row, end, width, token), spans in rows.items():
-        assert [*spans] == [*range(0, heads // key_heads * width, 16)]
-        first = min(low for given in spans.values() for low, _ in given)
-        for query, given in spans.items():
-            # One part begins where the one before ends, and the last one with the last column that a query sees.
-            assert [first, *(high for _, high in given)] == [*(low for low, _ in given), given[-1][1]]
-            assert given[-1][1] == end - width + min(query % width + 16, width)
+    rows: dict[tuple[int, ...], list[int]] = {}
+    table: Any = tiles.reshape(-1, 8).tolist()
+    for segment, row, first, end, width, query, token, _ in table:
+        rows.setdefault((segment, row, first, end, width, token), []).append(query)
+    for (segment, row, first, end, width, token), given in rows.items():
+        assert given == list(range(0, heads // key_heads * width, 16))
         if first == end:
             made[token : token + width] = 0
             continue
@@ -297,7 +284,14 @@ def attend_packed(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]
             shapes,
         )[0]  # fmt: skip
         made[token : token + width] = found.reshape(width, heads, dim)
-    return [made, mx.zeros(shapes[1])]
+    return [made]
+
+
+def attend_packed_in_parts(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
+    """`attend_packed` in parts of a row's columns; the first part has all of it, as in `attend_in_parts`."""
+    (found,) = attend_packed(inputs, facts, shapes)
+    parts = shapes[0][2]
+    return [mx.pad(found[:, :, None].astype(mx.float32), [(0, 0), (0, 0), (0, parts - 1), (0, 2)])]
 
 
 def attend_in_parts(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
@@ -353,6 +347,7 @@ KERNELS: dict[str, Callable[[Arrays, Facts, Sequence[tuple[int, ...]]], list[mx.
     "window_attention": attend,
     "window_attention_part": attend_in_parts,
     "packed_attention": attend_packed,
+    "packed_attention_part": attend_packed_in_parts,
     "plain_product": multiply,
     "quantised_product": multiply_packed,
 }

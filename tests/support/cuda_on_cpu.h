@@ -15,7 +15,6 @@
 #define __shared__ static
 #define alignas(...)
 #define __syncthreads() block_barrier.wait()
-#define __threadfence()
 
 struct Dim { int x, y, z; };
 static Dim blockIdx, threadIdx, gridDim;
@@ -102,12 +101,6 @@ static To bits(From from) {
 static float __shfl_xor_sync(unsigned, float value, int mask) {
   return exchange({bits<uint32_t>(value)}, [&](auto lanes, int lane) { return bits<float>(lanes[lane ^ mask][0]); });
 }
-static int atomicAdd(int* at, int more) {
-  const int before = *at;
-  *at += more;
-  return before;
-}
-static float __ldcg(const float* at) { return *at; }
 static float __int_as_float(int number) { return bits<float>(number); }
 static float rsqrtf(float number) { return 1.f / sqrtf(number); }
 static uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selector) {

@@ -172,7 +172,7 @@ def test_every_kernel_compiles_for_every_device(
         monkeypatch.setattr(nvrtc, "_check", lambda _: None)
         # CUDA's headers are looked for beside it.
         monkeypatch.setattr(nvrtc, "_mlx_directory", lambda: package)
-    assert len(every_kernel) == 23
+    assert len(every_kernel) == 25
     newest, oldest = (Nvrtc(name, kernel.HEADERS) for name in ("sm_90a", "sm_80"))
     for name, text in sorted(every_kernel):
         # Both of one kernel, or the test takes twice as long.

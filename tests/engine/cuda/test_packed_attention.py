@@ -78,7 +78,7 @@ def row(heads: HeadShape, length: int, width: int, seed: int) -> Any:
 
 
 @pytest.mark.parametrize(("dim", "dtype"), [(64, mx.float16), (128, mx.bfloat16)])
-@pytest.mark.parametrize("columns", [40, 400, 1400])
+@pytest.mark.parametrize("columns", [40, 400])
 @pytest.mark.parametrize("rejected", [[], [0, 3, 1]])
 def test_segments_attend_together(
     kernels: str, dim: int, dtype: mx.Dtype, columns: int, rejected: list[int]

@@ -8,7 +8,7 @@ length.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -202,31 +202,27 @@ def by_parts(kernel: AttentionKernel, dtype: mx.Dtype, dim: int) -> dict[int, tu
         output_names=["out"],
         source=kernel_text("ragged_attention_join.cu"),
     )
-    whole = attending(kernel, "", "ragged_attention_whole.cu", {"out": dtype}, 1)
+    whole = _attending(kernel, "", "ragged_attention_whole.cu", dtype, 1)
     found = {1: (whole, whole)}
     for parts in _PARTS[1:]:
-        part = attending(kernel, "_part", "ragged_attention_part.cu", {"out": mx.float32}, parts)
+        part = _attending(kernel, "_part", "ragged_attention_part.cu", mx.float32, parts)
         template = [("T", dtype), ("D", dim), ("SPLITS", parts)]
         found[parts] = part, join.variant(template, [mx.float32], [dtype])
     return found
 
 
-def attending(
-    kernel: AttentionKernel, suffix: str, end: str, outputs: Mapping[str, mx.Dtype], parts: int = 0
-) -> Variant:
-    """A kernel with the text of its `end`, and the names and types of its outputs; in `parts` where they are fixed."""
+def _attending(kernel: AttentionKernel, suffix: str, end: str, made: mx.Dtype, parts: int) -> Variant:
     found = Kernel(
         name=kernel.name + suffix,
         input_names=[one for one, _ in kernel.inputs],
-        output_names=list(outputs),
+        output_names=["out"],
         source=kernel.text + kernel_text(end),
         header=kernel_text(*kernel.header),
         ensure_row_contiguous=False,
         shared_memory=kernel.shared_bytes,
     )
-    splits = [("SPLITS", parts)] if parts else []
-    template = [*kernel.template, *splits, ("WARPS", WARPS)]
-    return found.variant(template, [kind for _, kind in kernel.inputs], list(outputs.values()))
+    template = [*kernel.template, ("SPLITS", parts), ("WARPS", WARPS)]
+    return found.variant(template, [kind for _, kind in kernel.inputs], [made])
 
 
 @cache

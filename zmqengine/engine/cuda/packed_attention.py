@@ -3,14 +3,11 @@
 Each segment has its own arrays of keys and values. The kernels take the arrays of all, and a table made once a step:
 the place of each token in them, and the queries and columns of each thread block. Alone, a segment takes two kernels a
 layer and a copy of its output, for which the host needs longer than the device.
-
-The columns of long rows are divided among several thread blocks (split-K): a block reads some 20 GB/s, whatever the
-others do, so the longest row of a batch would take as long as the memory of all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -29,13 +26,7 @@ SEGMENTS = 8
 """Maximum segments of a step. Fewer pass the arrays of the first for the others: a kernel is compiled once."""
 
 # Numbers of a row of the two tables.
-_PLACE, _TILE = 4, 12
-# Columns of a thread block: its warps take so many at a time, and to join the sums of parts costs as much as some 16
-# columns of each.
-_COLUMNS_AT_ONCE = 16 * attention.WARPS
-_COLUMNS_MIN, _COLUMNS_MAX = 2 * _COLUMNS_AT_ONCE, 8 * _COLUMNS_AT_ONCE
-# Thread blocks for a step in which all could be equally long: two for each of those that are resident on an H100.
-_BLOCKS_WANTED = 2 * 3 * 132
+_PLACE, _TILE = 4, 8
 
 
 class _Span(NamedTuple):
@@ -62,14 +53,13 @@ class PackedAttention:
         self._segments = segments
         self._padded = tokens
         self._tokens = sum(len(span.first) * width for span, (_, width) in zip(spans, segments, strict=True))
+        self._columns = max(span.stop for span in spans)
         widths = [width for _, width in segments]
         places = np.concatenate(
             [_places(*each) for each in zip(range(SEGMENTS), spans, widths, strict=False)]
         )
-        tiles, slots = _tiles(spans, widths, tokens - self._tokens, layers[0])
+        tiles = _tiles(spans, widths, tokens - self._tokens, layers[0].heads // layers[0].key_heads)
         self._tiles_count = len(tiles)
-        # MLX reuses a freed buffer only for about the same size.
-        self._slots = 1 << max(slots - 1, 0).bit_length()
         table = resident(mx.array(np.concatenate([places.ravel(), tiles.ravel()])))
         self._places, self._tiles = table[: places.size], table[places.size :]
         hidden = [attention.nothing() if span.hidden is None else span.hidden for span in spans]
@@ -102,23 +92,25 @@ class PackedAttention:
         self, heads: HeadShape, queries: mx.array, arrays: Sequence[tuple[mx.array, mx.array]]
     ) -> mx.array:
         blocks = self._tiles_count * heads.key_heads
-        inputs = [
-            queries,
-            self._tiles,
-            attention.scalar(heads.scale),
-            _none_ended(self._slots * heads.key_heads),
-        ]
+        parts = attention.parts_of(blocks, self._columns)
+        first, join = _variants(heads.dtype, heads.heads, heads.key_heads, heads.dim)[parts]
+        inputs = [queries, self._tiles, attention.scalar(heads.scale)]
         for (keys, values), hidden in zip(arrays, self._hidden, strict=True):
             inputs += [keys, values, hidden]
+        grid: dict[str, Any] = {
+            "grid": (blocks * attention.WARPS * 32, 1, parts),
+            "threadgroup": (attention.WARPS * 32, 1, 1),
+        }
         made = (self._padded, heads.heads * heads.dim)
-        sums = (self._slots * heads.key_heads * attention.WINDOW_QUERIES * (heads.dim + 2),)
-        attended, _ = _variant(heads.dtype, heads.heads, heads.key_heads, heads.dim)(
-            inputs=inputs,
-            grid=(blocks * attention.WARPS * 32, 1, 1),
-            threadgroup=(attention.WARPS * 32, 1, 1),
-            output_shapes=[made, sums],
-        )
-        return attended
+        if parts == 1:
+            return first(inputs=inputs, output_shapes=[made], **grid)[0]
+        sums = first(inputs=inputs, output_shapes=[(self._padded, heads.heads, parts, heads.dim + 2)], **grid)
+        return join(
+            inputs=sums,
+            grid=(self._padded * heads.heads * heads.dim, 1, 1),
+            threadgroup=(heads.dim, 1, 1),
+            output_shapes=[made],
+        )[0]
 
 
 def attend_packed(
@@ -170,12 +162,8 @@ def _places(segment: int, span: _Span, width: int) -> np.ndarray:
     return places.reshape(-1, _PLACE)
 
 
-def _tiles(
-    spans: Sequence[_Span], widths: Sequence[int], padding: int, heads: HeadShape
-) -> tuple[np.ndarray, int]:
-    """The table of window_packed.cu, and the number of parts whose sums are joined. Padding is a row without
-    columns."""
-    group = heads.heads // heads.key_heads
+def _tiles(spans: Sequence[_Span], widths: Sequence[int], padding: int, group: int) -> np.ndarray:
+    """The table of window_packed.cu. Padding is a row without columns."""
     rows_alike = [*zip(range(SEGMENTS), spans, widths, strict=False), (0, _Span([0], 0, [0], None), padding)]
     every: list[np.ndarray] = []
     token = 0
@@ -185,57 +173,22 @@ def _tiles(
         tiles[..., 0] = segment
         tiles[..., 1] = np.arange(rows)[:, None]
         tiles[..., 2] = np.array(span.first)[:, None]
-        # The columns that the last token of the tile sees.
-        last = np.minimum(queries % width + attention.WINDOW_QUERIES, width) if width else queries
-        tiles[..., 3] = span.stop - width + last
-        tiles[..., 4] = span.stop
-        tiles[..., 5] = width
-        tiles[..., 6] = queries
-        tiles[..., 7] = token + width * np.arange(rows)[:, None]
+        tiles[..., 3] = span.stop
+        tiles[..., 4] = width
+        tiles[..., 5] = queries
+        tiles[..., 6] = token + width * np.arange(rows)[:, None]
         every.append(tiles.reshape(-1, _TILE))
         token += rows * width
-    return _in_parts(np.concatenate(every), heads.key_heads)
-
-
-def _in_parts(tiles: np.ndarray, key_heads: int) -> tuple[np.ndarray, int]:
-    """The tiles, those with many columns in several parts, and the number of such parts."""
-    columns = np.maximum(tiles[:, 3] - tiles[:, 2], 0)
-    wanted = int(columns.sum()) * key_heads // _BLOCKS_WANTED
-    most = min(max(_up(wanted), _COLUMNS_MIN), _COLUMNS_MAX)
-    counts = np.maximum(-(-columns // most), 1)
-    shares = _up(-(-columns // counts))
-    parts = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    found, shares, counts = (np.repeat(each, counts, axis=0) for each in (tiles, shares, counts))
-    found[:, 2] += parts * shares
-    found[:, 3] = np.minimum(found[:, 2] + shares, found[:, 3])
-    found[:, 8], found[:, 9] = parts, counts
-    is_part = counts > 1
-    found[:, 10] = np.cumsum(is_part) - 1 - parts
-    return found, int(is_part.sum())
-
-
-def _up(columns: Any) -> Any:
-    """A multiple of the columns that a thread block takes at a time."""
-    return -(-columns // _COLUMNS_AT_ONCE) * _COLUMNS_AT_ONCE
+    return np.concatenate(every)
 
 
 @lru_cache(maxsize=16)
-def _none_ended(count: int) -> mx.array:
-    """Zeros, which the kernel counts in and leaves as it found them."""
-    zeros = mx.zeros((count,), mx.int32)
-    mx.eval(zeros)
-    return zeros
-
-
-@lru_cache(maxsize=16)
-def _variant(dtype: mx.Dtype, heads: int, key_heads: int, dim: int) -> Variant:
-    inputs: list[tuple[str, mx.Dtype]] = [
-        ("q", dtype), ("tiles", mx.int32), ("scale", mx.float32), ("ended", mx.int32),
-    ]  # fmt: skip
+def _variants(dtype: mx.Dtype, heads: int, key_heads: int, dim: int) -> Mapping[int, tuple[Variant, Variant]]:
+    """The kernel by number of parts, as `attention.by_parts`."""
+    inputs: list[tuple[str, mx.Dtype]] = [("q", dtype), ("tiles", mx.int32), ("scale", mx.float32)]
     for number in range(SEGMENTS):
         inputs += [(f"k{number}", dtype), (f"v{number}", dtype), (f"hidden{number}", mx.uint8)]
     begin = for_each(kernel_text("window_packed.cu"), SEGMENTS)
     template = ("H", heads), ("KH", key_heads)
     kernel = attention.window_kernel("packed_attention", dtype, dim, tuple(inputs), begin, template)
-    outputs = {"out": dtype, "part_sums": mx.float32}
-    return attention.attending(kernel, "", "window_packed_join.cu", outputs)
+    return attention.by_parts(kernel, dtype, dim)

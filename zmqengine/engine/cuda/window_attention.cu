@@ -13,9 +13,17 @@
   __shared__ float shared_weight[WARPS][QUERIES];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int piece = lane & 3, row = lane >> 2;
-  // No query of this block sees a column behind that of its last token.
-  const int top = min(query0 % W + QUERIES - 1, W - 1);
-  hi = min(hi, end - (W - 1 - top));
+  int lo = first, hi = end;
+  if (SPLITS > 1) {
+    const int share = (end - first + SPLITS - 1) / SPLITS;
+    lo = first + (int)blockIdx.z * share;
+    hi = min(lo + share, end);
+  }
+  if (SPLITS == 1) {
+    // No query of this block sees a column behind that of its last token.
+    const int top = min(query0 % W + QUERIES - 1, W - 1);
+    hi = min(hi, end - (W - 1 - top));
+  }
   for (int at = threadIdx.x; at < QUERIES * D / 8; at += WARPS * 32) {
     const int m = at / (D / 8), chunk = at % (D / 8), query = min(query0 + m, G * W - 1);
     const T* from = queries + (query / W) * head_step + (query % W) * token_step;

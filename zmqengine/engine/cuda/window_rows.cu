@@ -12,6 +12,3 @@
   const T* values = v + b * v_strides[0] + h * v_strides[1];
   const bool holes = hidden_shape[1] > 1;
   const unsigned char* marks = hidden + (long long)b * hidden_shape[1];
-  const int share = (end - first + SPLITS - 1) / SPLITS;
-  const int lo = first + (int)blockIdx.z * share;
-  int hi = min(lo + share, end);
