@@ -213,6 +213,7 @@ def check_tokens(model: Any, kernels: Any, drafts: str | None, **options: Any) -
             engine.insert([replace(rows[parked], emitted=run.ids(parked))])
     finish(engine, run)
     assert run.failures == []
+    assert bool(run.drafts) == bool(drafts)
     assert {row.row: run.ids(row.row) for row in rows} == {row.row: wanted.ids(row.row) for row in rows}
 
 

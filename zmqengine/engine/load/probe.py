@@ -131,4 +131,6 @@ def _last_logits(model: Any, rows: list[list[int]], batch: kv.KVBatch) -> np.nda
 def _step(model: Any, rows: list[list[int]], batch: kv.KVBatch) -> mx.array:
     inputs = mx.array(rows, dtype=mx.uint32)
     logits: mx.array = model(inputs, cache=batch.begin_step(inputs))
+    # A layer that is written in place may be written again only once what reads it was started.
+    batch.launch(logits)
     return logits
