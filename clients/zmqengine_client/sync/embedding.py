@@ -34,8 +34,9 @@ from zmqengine_client.text.tokenizer import Tokenizer
 SLICE = 1024
 """Texts tokenized in one call."""
 
-SHORT_CHARACTERS, SHORT_BYTES = 1000, 1 << 16
-"""Characters that are tokenized, and bytes of vectors copied, in 0.1 to 0.2 ms: a thread takes as long to be woken."""
+SHORT_CHARACTERS, SHORT_BYTES = 1000, 1 << 17
+"""Characters that are tokenized, and bytes of vectors copied to new pages, in 0.1 to 0.3 ms: a thread takes as long
+to be woken."""
 
 Text = str | Sequence[int]
 Encode = Callable[[Tokenizer, int, int, int], list[TextIds]]
