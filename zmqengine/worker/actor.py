@@ -10,7 +10,6 @@ import time
 
 import zmq
 
-from zmqengine.engine.host.host_heap import used_bytes
 from zmqengine.engine.interface import Engine
 from zmqengine.tcp_probes import PROBE_S, vanished_s
 from zmqengine.worker.batch import Batch, EngineBroken
@@ -211,7 +210,7 @@ class Actor:
         except Exception as error:
             log.error("engine statistics failed", exc_info=error)
             return
-        self.lifecycle.bound_constraints(used_bytes() - memory.heap)
+        self.lifecycle.bound_constraints(memory.heap)
         self._shared_status.pass_times = self.times
         self._shared_status.histograms = self.counters.latencies.snapshot()
         self._shared_status.sessions = list_sessions(self.sessions, self.outgoing)

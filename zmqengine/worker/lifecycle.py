@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import TYPE_CHECKING
 
+from zmqengine.engine.host.host_heap import used_bytes
 from zmqengine.engine.interface import RowImage
 from zmqengine.errors import BadRequest, ConstraintFailed, Draining, NotAuthorized, ZmqEngineError
 from zmqengine.protocol.messages import CacheScope, Embed, End, Finish, Image, Insert
@@ -271,14 +272,14 @@ class Lifecycle:
             if request.end is None:
                 self.end(request, finish, message)
 
-    def bound_constraints(self, heap_bytes: int) -> None:
-        """Follow the memory of constraints, from the bytes of the heap without the engine's arrays. Past its bound, the
-        requests end whose parsers take most."""
+    def bound_constraints(self, arrays_bytes: int) -> None:
+        """Follow the memory of constraints: that of the heap without the `arrays_bytes` of the engine. Past its bound,
+        the requests end whose parsers take most."""
         compiler = self._context.compiler
         if compiler is None:
             return
         memory = compiler.memory
-        memory.observe(heap_bytes)
+        memory.observe(used_bytes() - arrays_bytes)
         # Constraints of ended requests stay in memory until the engine has removed their rows.
         if self._claims_leaving or memory.bytes <= memory.bytes_max:
             return
