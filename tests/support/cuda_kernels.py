@@ -11,8 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from mlx.nn.layers.activations import silu
+from mlx.utils import tree_flatten
 
 from tests.support import cuda_on_cpu
 from tests.support.kv_kernels import memory
@@ -35,8 +37,10 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, *, as_written: bool = False) -> li
     """Have these for kernels from now on; returns the names of those that are called.
 
     What a kernel is called with must be what it was compiled for. `as_written`: run the text of the kernels instead.
+    These compute at once, which a trace cannot hold: `mx.compile` makes a `Replayed`.
     """
     called: list[str] = []
+    launched: list[object] = []
     provided: set[tuple[str, str]] = set()
 
     def cuda_kernel(
@@ -65,6 +69,14 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, *, as_written: bool = False) -> li
             written = generated(name, header, source, given, results, template)
             assert written in provided
             called.append(name)
+            fixed = (
+                [tuple(shape) for shape in output_shapes],
+                list(output_dtypes),
+                list(template),
+                grid,
+                threadgroup,
+            )
+            launched.append((name, fixed))
             if as_written:
                 return cuda_on_cpu.run(written[1], given, results, output_shapes, grid, threadgroup)
             made = KERNELS[name](inputs, dict(template), output_shapes)
@@ -79,9 +91,31 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, *, as_written: bool = False) -> li
         return call
 
     monkeypatch.setattr(mx.fast, "cuda_kernel", cuda_kernel)
+    monkeypatch.setattr(mx, "compile", lambda function: Replayed(function, launched))
     monkeypatch.setattr(kernel, "kernel_cache", lambda: Provided(provided))
     forget()
     return called
+
+
+class Replayed:
+    """A function as `mx.compile` has it, but called each time: what it launches must be what a trace would replay.
+
+    It is called with arrays of one form, since MLX keeps a trace for each, for as long as the function lives.
+    """
+
+    def __init__(self, function: Callable[..., Any], launched: list[object]) -> None:
+        self._function = function
+        self._launched = launched
+        self._trace: tuple[object, list[object]] | None = None
+
+    def __call__(self, *given: Any) -> Any:
+        before = len(self._launched)
+        found = self._function(*given)
+        arrays: list[tuple[str, mx.array]] = tree_flatten(given)  # type: ignore[assignment]
+        called = [(array.shape, array.dtype) for _, array in arrays], self._launched[before:]
+        self._trace = self._trace or called
+        assert self._trace == called
+        return found
 
 
 class Provided:
@@ -203,8 +237,15 @@ def rotate_into(inputs: Arrays, facts: Facts, shapes: Any) -> list[mx.array]:
     last: Any = stop.item()
     width = queries.shape[2]
     for array, columns in zip((keys, values), fresh, strict=True):
-        memory(array)[..., last - width : last, :] = memory(columns)
+        around(array, columns.shape[0], last)[..., last - width : last, :] = memory(columns)
     return [queries]
+
+
+def around(array: mx.array, rows: int, columns: int) -> np.ndarray:
+    """The memory of keys or values, of which `array` has at least the first column of the first row."""
+    given = memory(array)
+    shape = rows, given.shape[1], columns, given.shape[3]
+    return np.lib.stride_tricks.as_strided(given, shape, given.strides)
 
 
 def rotate_packed(inputs: Arrays, facts: Facts, shapes: Any) -> list[mx.array]:
@@ -244,16 +285,18 @@ def attend(inputs: Arrays, _: Facts, shapes: Sequence[tuple[int, ...]]) -> list[
     """ragged_attention.cu and window_attention.cu"""
     queries, keys, values, starts, stop, hidden, scale = inputs
     columns: Any = stop.item()
-    width = queries.shape[2]
+    rows, width = queries.shape[0], queries.shape[2]
     place = mx.arange(columns)[None, None, None]
     mask = place >= starts[:, None, None, None]
     mask = mask & (place <= (columns - width + mx.arange(width))[None, None, :, None])
-    if hidden.size > 1:
-        mask = mask & (hidden[:, None, None, :columns] == 0)
+    marks = memory(hidden)
+    if marks.strides[0] > marks.itemsize:
+        marks = np.lib.stride_tricks.as_strided(marks, (rows, columns), marks.strides)
+        mask = mask & (mx.array(marks)[:, None, None] == 0)
     factor: Any = scale.item()
     # The kernel does not read the others, which may be NaN.
     seen = mx.any(mask, axis=2)[..., None]
-    keys, values = (mx.where(seen, array[:, :, :columns], 0) for array in (keys, values))
+    keys, values = (mx.where(seen, mx.array(around(array, rows, columns)), 0) for array in (keys, values))
     found = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=factor, mask=mask)
     return [found.transpose(0, 2, 1, 3) if width > 1 else found]
 

@@ -174,6 +174,8 @@ def test_an_engine_makes_the_same_tokens(model_in_place, kernels, moves, drafts)
     model, writes = model_in_place
     check_tokens(model, kernels, drafts)
     assert writes.count(True) > len(writes) / 2
+    # The attention of steps and of verify blocks was traced.
+    assert {width > 1 for _, width, kind in model._traces.calls if kind} == {False, bool(drafts)}
     assert min(moves.count("within"), moves.count("into")) > 0
 
 

@@ -13,10 +13,14 @@ from mlx_lm.models import llama
 
 from tests.engine.models.families import FAMILY, build_packed
 from tests.engine.models.test_decoder import alike, steps
+from tests.support import cuda_kernels
 from tests.support.models import LLAMA, MIXTURE, VOCAB_SIZE, build_model
 from zmqengine.engine.autotune.products import name_of
 from zmqengine.engine.autotune.saved_choices import SavedChoices
-from zmqengine.engine.cuda import cuda_ops
+from zmqengine.engine.cuda import attention, cuda_ops
+from zmqengine.engine.cuda.attention_in_place import TracedInPlace
+from zmqengine.engine.cuda.cuda_ops import CudaOps
+from zmqengine.engine.host.backend import on_cuda
 from zmqengine.engine.load import open_model as opening
 from zmqengine.engine.load.open_model import open_model
 from zmqengine.engine.models.decoder import DecoderModel
@@ -96,6 +100,35 @@ def test_kernels_that_compute_something_else_are_not_used(caplog: pytest.LogCapt
     assert "differ" in found.facts["model_code"]
 
 
+@pytest.mark.skipif(on_cuda(), reason="the device runs them")
+@pytest.mark.parametrize("wrong", ["", "arrays", "marks", "width"])
+def test_traced_attention_that_computes_something_else_is_called_apart(
+    wrong: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In any step that a trace is for: for one token a row or several, and with gaps."""
+    cuda_kernels.stand_in(monkeypatch)
+    own = TracedInPlace.step
+
+    def changed(self: Any, caches: Any, width: int, offset: mx.array) -> Any:
+        found = own(self, caches, width, offset)
+        if found is not None and wrong == "arrays":
+            found = found._replace(layers=[[values, keys] for keys, values in found.layers])
+        if found is not None and wrong == "marks":
+            found.shared[-1] = attention.nothing()
+        if found is not None and wrong == "width" and width == 4:
+            found.shared[1] = found.shared[1] + 1
+        return found
+
+    monkeypatch.setattr(TracedInPlace, "step", changed)
+    found = open_model(build_model({**LLAMA, "head_dim": 64}), CudaOps(), PlainOps())
+    assert isinstance(found.model.ops, CudaOps)
+    assert (found.model.traced_attention is None) == bool(wrong)
+    assert ("traced attention differs from the reference" in caplog.text) == bool(wrong)
+    assert found.facts["model_code"] == ("ours, with attention apart: traced it differs" if wrong else "ours")
+    monkeypatch.undo()
+    cuda_kernels.forget()
+
+
 def test_every_kernel_for_a_number_of_rows_is_compared() -> None:
     """Also one that was remembered: a step of three rows has 3, 6, 12 or 24 tokens, and a prompt more. The last step is
     a packed one."""
@@ -141,7 +174,7 @@ def test_products_of_other_modes_are_not_measured(tmp_path: Any) -> None:
 def test_steps_are_traced_where_it_is_asked_for() -> None:
     """Before a row waits for it."""
     calls = opened(build_model(LLAMA), traces=True).model._traces.calls
-    assert {(rows, 1) for rows in range(1, 5)} <= set(calls)
+    assert {(rows, 1, None) for rows in range(1, 5)} <= set(calls)
 
 
 def test_what_is_compared_is_compared_sharply() -> None:

@@ -8,6 +8,7 @@ nvrtc.py                 the compiler; mlx_types.cuh: types of what MLX passes t
 resident.py              small arrays that every kernel of a step reads, kept on the device
 kv_kernels.py            `KVKernels`: rows of a batch moved in place by move_rows.cu
 draw_kernel.py           the draw of tokens from logits: draw.cu
+attention_in_place.py    attention that writes into the cache, and its place in the trace of a layer
 attention.py             attention of a step and of chunks of prompts:
 ragged_attention*.cu     rows of unlike lengths; the .cuh has the reduction at its end
 window_attention.cu      several tokens of a row, in half precision; the .cuh has its helper. Before it window_rows.cu,

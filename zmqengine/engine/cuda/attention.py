@@ -8,7 +8,7 @@ length.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -48,13 +48,31 @@ def ragged_attention(
     `_PARTS`; 0 to choose it. Several tokens of a row in half precision use tensor cores. Columns before those of a row
     are not read: values of an earlier row there may be NaN.
     """
-    call = _call(queries.dtype, queries.shape, keys.shape[1], spans.columns, parts)
-    inputs = [
-        queries, keys, values, spans.starts, spans.stop,
-        nothing() if spans.hidden is None else spans.hidden, scalar(scale),
-    ]  # fmt: skip
-    result: mx.array = call(inputs)
-    return result
+    parts = parts or parts_of_rows(queries.dtype, queries.shape, keys.shape[1], spans.columns)
+    return attend(queries, keys, values, arrays_of(spans), scale, parts)
+
+
+def attend(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    spans: Sequence[mx.array],
+    scale: float,
+    parts: int,
+    *,
+    flat: bool = False,
+) -> mx.array:
+    """`ragged_attention` with the arrays of the spans; returns [rows * width, heads * dim] if `flat`.
+
+    Of `keys`, `values` and marks the first row and column is enough: the kernels find the others by its strides.
+    """
+    call = _prepared(queries.dtype, queries.shape, keys.shape[1], parts, flat)
+    return call([queries, keys, values, *spans, scalar(scale)])
+
+
+def arrays_of(spans: kv.Spans) -> list[mx.array]:
+    """The arrays of spans that the kernels take: starts, stop, and marks."""
+    return [spans.starts, spans.stop, nothing() if spans.hidden is None else spans.hidden]
 
 
 class AttentionKernel(NamedTuple):
@@ -69,19 +87,18 @@ class AttentionKernel(NamedTuple):
     shared_bytes: int = 0
 
 
-def _call(
-    dtype: mx.Dtype, shape: tuple[int, ...], key_heads: int, columns: int, parts: int
-) -> Callable[[list[mx.array]], mx.array]:
+@lru_cache(maxsize=256)
+def _kernel(
+    dtype: mx.Dtype, shape: tuple[int, ...], key_heads: int
+) -> tuple[AttentionKernel, tuple[int, int]]:
+    """The kernel for queries of this `shape` [rows, heads, width, dim], and its thread blocks for a part of the
+    columns."""
     rows, heads, width, dim = shape
     group = heads // key_heads
     if width > 1 and by_tensor_cores(dtype, dim):
-        kernel = window_kernel("window_attention", dtype, dim, _inputs(dtype), kernel_text("window_rows.cu"))
-        blocks = rows * key_heads, -(-group * width // WINDOW_QUERIES)
-    else:
-        together = _heads_together(group, dim)
-        kernel = _row_kernel(dtype, dim, together)
-        blocks = rows * (heads // together), width
-    return _prepared(kernel, dtype, shape, blocks, parts or parts_of(math.prod(blocks), columns))
+        return _window_kernel(dtype, dim), (rows * key_heads, -(-group * width // WINDOW_QUERIES))
+    together = _heads_together(group, dim)
+    return _row_kernel(dtype, dim, together), (rows * (heads // together), width)
 
 
 @cache
@@ -99,6 +116,11 @@ def _row_kernel(dtype: mx.Dtype, dim: int, together: int) -> AttentionKernel:
         kernel_text("ragged_attention.cu"),
         ("ragged_attention.cuh",),
     )
+
+
+@cache
+def _window_kernel(dtype: mx.Dtype, dim: int) -> AttentionKernel:
+    return window_kernel("window_attention", dtype, dim, _inputs(dtype), kernel_text("window_rows.cu"))
 
 
 @cache
@@ -124,10 +146,11 @@ def window_kernel(
 
 @lru_cache(maxsize=256)
 def _prepared(
-    kernel: AttentionKernel, dtype: mx.Dtype, shape: tuple[int, ...], blocks: tuple[int, int], parts: int
+    dtype: mx.Dtype, shape: tuple[int, ...], key_heads: int, parts: int, flat: bool
 ) -> Callable[[list[mx.array]], mx.array]:
     """The kernel bound to the arguments that are equal in every layer and step."""
     rows, heads, width, dim = shape
+    kernel, blocks = _kernel(dtype, shape, key_heads)
     first, join = by_parts(kernel, dtype, dim)[parts]
     call: dict[str, Any] = {
         "grid": (blocks[0] * WARPS * 32, blocks[1], parts),
@@ -136,6 +159,8 @@ def _prepared(
     # The model needs [rows, width, heads * dim]. For one token a row that is the same memory; for more, the kernel
     # writes it transposed, since a transposition is one more call.
     made = (rows, width, heads, dim) if width > 1 else shape
+    if flat:
+        made = rows * width, heads * dim
     if parts == 1:
 
         def compute(inputs: list[mx.array]) -> mx.array:
@@ -153,7 +178,7 @@ def _prepared(
             sums = first(inputs=inputs, output_shapes=[sums_shape], **call)
             return join(inputs=sums, **joined)[0]
 
-    return compute if width == 1 else lambda inputs: compute(inputs).transpose(0, 2, 1, 3)
+    return compute if flat or width == 1 else lambda inputs: compute(inputs).transpose(0, 2, 1, 3)
 
 
 def fits(queries: mx.array, keys: mx.array) -> bool:
@@ -180,6 +205,17 @@ def _heads_together(group: int, dim: int) -> int:
     """Maximum heads with the same keys for one thread block."""
     most = max(1, _QUERY_NUMBERS_MAX * 8 // dim)
     return max(count for count in range(1, group + 1) if group % count == 0 and count <= most)
+
+
+def parts_of_rows(dtype: mx.Dtype, shape: tuple[int, ...], key_heads: int, columns: int) -> int:
+    """`parts_of` the kernel for queries of this `shape` [rows, heads, width, dim]."""
+    return parts_of(math.prod(_kernel(dtype, shape, key_heads)[1]), columns)
+
+
+def every_parts_of_rows(dtype: mx.Dtype, shape: tuple[int, ...], key_heads: int) -> list[int]:
+    """The results of `parts_of_rows` for any number of columns."""
+    columns = 0, *(4 * parts * _PART_COLUMNS_MIN for parts in _PARTS)
+    return [*dict.fromkeys(parts_of_rows(dtype, shape, key_heads, count) for count in columns)]
 
 
 def parts_of(blocks: int, columns: int) -> int:
@@ -228,7 +264,10 @@ def _attending(kernel: AttentionKernel, suffix: str, end: str, made: mx.Dtype, p
 @cache
 def scalar(value: float) -> mx.array:
     """A number as an array on the device, made once."""
-    return resident(mx.array([value], dtype=mx.float32).view(mx.int32)).view(mx.float32)
+    made = resident(mx.array([value], dtype=mx.float32).view(mx.int32)).view(mx.float32)
+    # A trace would repeat what is not evaluated.
+    mx.eval(made)
+    return made
 
 
 @cache

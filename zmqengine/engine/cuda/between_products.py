@@ -6,7 +6,7 @@ import math
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -58,7 +58,7 @@ def rotate(heads: HeadShape, product: mx.array, offset: mx.array, width: int) ->
 
     `product` [rows * width, outputs]; `offset` [rows]: position of each row's first token.
     """
-    return _rotate(heads, product.dtype)(
+    return _rotate(_kind(heads, product.dtype))(
         inputs=[product, offset, *_weights(heads, offset)],
         output_shapes=shapes(heads, offset.shape[0], width),
         **_grid(heads, offset.shape[0] * width),
@@ -80,7 +80,7 @@ def rotate_into(
     `keys` and `values` are [rows, heads, columns, dim]. MLX does not know of the write: a computation that reads those
     columns must be started after one that reads the queries.
     """
-    (queries,) = _rotate_into(heads, product.dtype)(
+    (queries,) = _rotate_into(_kind(heads, product.dtype))(
         inputs=[product, offset, *_weights(heads, offset), keys, values, stop],
         output_shapes=shapes(heads, offset.shape[0], width)[:1],
         **_grid(heads, offset.shape[0] * width),
@@ -96,7 +96,7 @@ def rotate_packed(
     `places` [4 * tokens]: of each token the segment, and its row, column and position there. `keys_values`: keys and
     values of each segment, as for `rotate_into`.
     """
-    (queries,) = _rotate_packed(heads, product.dtype, len(keys_values) // 2)(
+    (queries,) = _rotate_packed(_kind(heads, product.dtype), len(keys_values) // 2)(
         inputs=[product, places, *_weights(heads, places), *keys_values],
         output_shapes=[(product.shape[0], heads.heads, heads.dim)],
         **_grid(heads, tokens),
@@ -104,21 +104,52 @@ def rotate_packed(
     return queries
 
 
-def _template(heads: HeadShape, product: mx.Dtype) -> tuple[tuple[str, Any], ...]:
-    rotation, norms = heads.rotation, heads.norms
+class _Kind(NamedTuple):
+    """A shape of heads as a kernel is compiled for it: types in place of arrays."""
+
+    heads: int
+    key_heads: int
+    dim: int
+    dtype: mx.Dtype
+    product: mx.Dtype
+    dims: int
+    base: float | None
+    scale: float
+    freqs: mx.Dtype | None
+    norms: tuple[mx.Dtype, mx.Dtype, float] | None
+
+
+def _kind(heads: HeadShape, product: mx.Dtype) -> _Kind:
+    rotation, norms, freqs = heads.rotation, heads.norms, heads.rotation.freqs
+    return _Kind(
+        heads.heads,
+        heads.key_heads,
+        heads.dim,
+        heads.dtype,
+        product,
+        rotation.dims,
+        rotation.base,
+        rotation.scale,
+        None if freqs is None else freqs.dtype,
+        None if norms is None else (norms.queries.dtype, norms.keys.dtype, norms.eps),
+    )
+
+
+def _template(kind: _Kind) -> tuple[tuple[str, Any], ...]:
+    norms = kind.norms
     return (
-        ("T", heads.dtype),
-        ("H", heads.heads),
-        ("KH", heads.key_heads),
-        ("D", heads.dim),
-        ("DIMS", rotation.dims),
-        ("FREQS", rotation.freqs is not None),
-        ("BASE", _bits(0.0 if rotation.base is None else math.log2(rotation.base))),
-        ("SCALE", _bits(rotation.scale)),
+        ("T", kind.dtype),
+        ("H", kind.heads),
+        ("KH", kind.key_heads),
+        ("D", kind.dim),
+        ("DIMS", kind.dims),
+        ("FREQS", kind.freqs is not None),
+        ("BASE", _bits(0.0 if kind.base is None else math.log2(kind.base))),
+        ("SCALE", _bits(kind.scale)),
         ("NORMS", norms is not None),
-        ("EPS", _bits(0.0 if norms is None else norms.eps)),
+        ("EPS", _bits(0.0 if norms is None else norms[2])),
         ("WARPS", _WARPS),
-        ("P", product),
+        ("P", kind.product),
     )
 
 
@@ -169,19 +200,19 @@ def _add_and_norm(
     return kernel.variant(template, [dtype, added, dtype], [dtype, dtype])
 
 
-@lru_cache(maxsize=1024)
-def _rotate(heads: HeadShape, product: mx.Dtype) -> Variant:
+@lru_cache(maxsize=64)
+def _rotate(kind: _Kind) -> Variant:
     kernel = Kernel(
         name="rotary_heads",
         input_names=_INPUTS,
         output_names=["queries", "keys", "values"],
         source=kernel_text("rotary_rows.cu", "rotary_heads.cu", "rotary_heads_whole.cu"),
     )
-    return kernel.variant(_template(heads, product), _input_dtypes(heads, product), [heads.dtype] * 3)
+    return kernel.variant(_template(kind), _input_dtypes(kind), [kind.dtype] * 3)
 
 
-@lru_cache(maxsize=1024)
-def _rotate_into(heads: HeadShape, product: mx.Dtype) -> Variant:
+@lru_cache(maxsize=64)
+def _rotate_into(kind: _Kind) -> Variant:
     kernel = Kernel(
         name="rotary_heads_into",
         input_names=[*_INPUTS, "keys", "values", "stop"],
@@ -190,12 +221,12 @@ def _rotate_into(heads: HeadShape, product: mx.Dtype) -> Variant:
         # Caches may have more columns than are in use.
         ensure_row_contiguous=False,
     )
-    inputs = [*_input_dtypes(heads, product), heads.dtype, heads.dtype, mx.int32]
-    return kernel.variant(_template(heads, product), inputs, [heads.dtype])
+    inputs = [*_input_dtypes(kind), kind.dtype, kind.dtype, mx.int32]
+    return kernel.variant(_template(kind), inputs, [kind.dtype])
 
 
-@lru_cache(maxsize=1024)
-def _rotate_packed(heads: HeadShape, product: mx.Dtype, segments: int) -> Variant:
+@lru_cache(maxsize=64)
+def _rotate_packed(kind: _Kind, segments: int) -> Variant:
     arrays = [f"{name}{number}" for number in range(segments) for name in ("keys", "values")]
     kernel = Kernel(
         name="rotary_heads_packed",
@@ -206,10 +237,11 @@ def _rotate_packed(heads: HeadShape, product: mx.Dtype, segments: int) -> Varian
         ),
         ensure_row_contiguous=False,
     )
-    inputs = [*_input_dtypes(heads, product), *[heads.dtype] * len(arrays)]
-    return kernel.variant(_template(heads, product), inputs, [heads.dtype])
+    inputs = [*_input_dtypes(kind), *[kind.dtype] * len(arrays)]
+    return kernel.variant(_template(kind), inputs, [kind.dtype])
 
 
-def _input_dtypes(heads: HeadShape, product: mx.Dtype) -> list[mx.Dtype]:
-    offset = mx.zeros((0,), mx.int32)
-    return [product, offset.dtype, *(one.dtype for one in _weights(heads, offset))]
+def _input_dtypes(kind: _Kind) -> list[mx.Dtype]:
+    offset = mx.int32
+    norms = (offset, offset) if kind.norms is None else kind.norms[:2]
+    return [kind.product, offset, kind.freqs or offset, *norms]

@@ -21,9 +21,18 @@ from zmqengine.engine.cuda import (
     plain_products,
     quantised_products,
 )
+from zmqengine.engine.cuda.attention_in_place import TracedInPlace, appends, attend_in_place
 from zmqengine.engine.cuda.between_products import rotates
 from zmqengine.engine.models.decoder_weights import HeadShape, Linear, Norm
-from zmqengine.engine.models.ops import QKV, PackedAttend, PlainOps, Product, multiply_dequantised, product
+from zmqengine.engine.models.ops import (
+    QKV,
+    PackedAttend,
+    PlainOps,
+    Product,
+    TracedAttention,
+    multiply_dequantised,
+    product,
+)
 
 QUANTISED_ROWS_MAX = 7
 """Maximum rows for MLX's product with quantised weights: for more it compiles a kernel a size, up to half a minute
@@ -56,7 +65,7 @@ class CudaOps(PlainOps):
             [
                 (heads, cache)
                 for heads, cache in zip(layers, caches, strict=True)
-                if type(cache) is kv.RowKVCache and not cache.has_room(width) and _appends(heads, width)
+                if type(cache) is kv.RowKVCache and not cache.has_room(width) and appends(heads, width)
             ],
             width,
         )
@@ -109,12 +118,14 @@ class CudaOps(PlainOps):
             (product,) = qkv
             offsets = offset if isinstance(offset, mx.array) else _position(offset)
             width = product.shape[-2] // offsets.shape[0]
-            is_row = type(cache) is kv.RowKVCache and cache.has_room(width) and _appends(heads, width)
+            is_row = type(cache) is kv.RowKVCache and cache.has_room(width) and appends(heads, width)
             if is_row or (type(cache) is kv.RaggedKVCache and cache.can_write_here(width, heads.dtype)):
-                queries = between_products.rotate_into(
-                    heads, product, offsets, width, cache.keys, cache.values, mask.stop
+                shape = offsets.shape[0], heads.heads, width, heads.dim
+                parts = attention.parts_of_rows(heads.dtype, shape, heads.key_heads, mask.columns)
+                spans = attention.arrays_of(mask)
+                queries, attended = attend_in_place(
+                    heads, product, offsets, cache.keys, cache.values, spans, parts
                 )
-                attended = attention.ragged_attention(queries, cache.keys, cache.values, mask, heads.scale)
                 if is_row:
                     cache.wrote_in_place(width, queries)
                 elif cache.wrote_in_place():
@@ -133,6 +144,11 @@ class CudaOps(PlainOps):
         if isinstance(mask, kv.Spans):
             mask = mask.as_mask()
         return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=heads.scale, mask=mask)
+
+    def traced_attention(self, layers: Sequence[HeadShape]) -> TracedAttention | None:
+        """See `Ops`."""
+        is_supported = all(appends(heads, attention.ROW_WIDTH_MAX) for heads in layers)
+        return TracedInPlace(layers) if is_supported else None
 
     def attend_packed(
         self, layers: Sequence[HeadShape], segments: Sequence[tuple[list[Any], int]], tokens: int
@@ -174,11 +190,6 @@ class CudaOps(PlainOps):
     def _is_bare(linear: Linear, inputs: mx.array) -> bool:
         """Whether the layer is a product alone, without bias."""
         return not linear.bits and linear.bias is None and linear.dtype == inputs.dtype
-
-
-def _appends(heads: HeadShape, width: int) -> bool:
-    """Whether a kernel appends columns of these heads to a row's arrays, and another attends to them."""
-    return heads.window is None and rotates(heads) and attention.supports(heads.dtype, heads.dim, width)
 
 
 def few_rows(inputs: mx.array, linear: Linear) -> mx.array:

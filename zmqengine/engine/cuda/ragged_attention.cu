@@ -1,5 +1,6 @@
 // Attention of the last W tokens of each row of a batch over the row's own columns, from starts[row] up to the column
-// of the token itself; the newest token stands in column `stop` - 1. Columns that `hidden` marks are left out.
+// of the token itself; the newest token stands in column `stop` - 1. Columns that `hidden` marks are left out. Rows and
+// columns of `k`, `v` and `hidden` are found by strides: their shapes may be those of a part. One mark stands for none.
 // A block takes some heads of one row that share keys, one of the W tokens, and one part of the columns. Eight lanes
 // share a key, so a warp looks at four keys at a time, and loads the next four meanwhile. Sums are in float32; parts
 // are put together as in FlashDecoding (Dao et al., crfm.stanford.edu/2023/10/12/flashdecoding.html).
@@ -21,7 +22,7 @@
   const int h = first_head / (heads / key_heads);
   const int w = blockIdx.y;
   // To compile another kernel for it would hold up everybody for seconds when the first gap comes.
-  const bool holes = hidden_shape[1] > 1;
+  const bool holes = hidden_strides[0] > 1;
   const int first = starts[b], last = stop[0] - (W - 1 - w);
   int lo = first, hi = last;
   if (SPLITS > 1) {
@@ -58,7 +59,7 @@
   }
   for (; i - slot < hi; i += STEP) {
     bool used = i < hi;
-    if (holes) used = used && !hidden[b * hidden_shape[1] + min(i, hi - 1)];
+    if (holes) used = used && !hidden[b * hidden_strides[0] + min(i, hi - 1)];
 #pragma unroll
     for (int c = 0; c < CH; c++) {
       kk[c] = next_k[c];

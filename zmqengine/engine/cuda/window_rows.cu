@@ -10,5 +10,5 @@
   const T* queries = q + b * q_strides[0] + h * G * head_step;
   const T* keys = k + b * k_strides[0] + h * k_strides[1];
   const T* values = v + b * v_strides[0] + h * v_strides[1];
-  const bool holes = hidden_shape[1] > 1;
-  const unsigned char* marks = hidden + (long long)b * hidden_shape[1];
+  const bool holes = hidden_strides[0] > 1;
+  const unsigned char* marks = hidden + b * hidden_strides[0];

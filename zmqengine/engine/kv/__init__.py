@@ -35,7 +35,8 @@ place if:
 1. The memory is the batch's alone. The result of this layer's own write by MLX is (`Arrays.OWNED`), as are arrays
 concatenated of several and those of `repack`; an array that a row brought, or that was copied or cut in another way,
 may be shared with a row, a block of the prefix cache or a larger array. MLX also returns an array itself in place of a
-copy that would be hardly smaller, so rows of few bytes are not moved.
+copy that would be hardly smaller, so rows of few bytes are not moved. A trace takes a view of constant shape
+(`RaggedKVCache.corners`): a layer drops it with its arrays, or MLX's own write would copy them.
 2. What reads columns is started before they are written again. A step is started (`KVBatch.launch`) before anything
    else is done with the batch. Copies that were cut out of it are started before its rows move, join or leave.
 3. What reads written columns is started after the write was. A copy is cut from steps that were started, and columns

@@ -34,6 +34,7 @@ class RaggedKVCache:
     def __init__(self, layout: Layout, keys: mx.array | None, values: mx.array | None, number: int) -> None:
         self.layout = layout
         self._whole: KeysValues | None = None
+        self._corners: KeysValues | None = None
         self.values: Any = values
         self.keys = keys
         self._number = number
@@ -73,6 +74,18 @@ class RaggedKVCache:
     def is_in_place(self) -> bool:
         """Whether the layer's last write was in place."""
         return self._arrays is Arrays.IN_PLACE
+
+    @property
+    def corners(self) -> KeysValues:
+        """The first column of the first row of `keys` and of `values`, (1, heads, 1, width), in their memory.
+
+        Kernels that are given these find the other rows and columns by their strides. For arrays that `can_write_here`:
+        MLX copies arrays whose memory has another reference, instead of writing into them.
+        """
+        if self._corners is None:
+            assert self._arrays is not Arrays.SHARED, "MLX would copy arrays with another reference"
+            self._corners = self._keys[:1, :, :1], self.values[:1, :, :1]
+        return self._corners
 
     def size(self) -> int:
         """Columns in use in this layer."""
@@ -140,6 +153,7 @@ class RaggedKVCache:
 
     def show_rows(self, count: int, whole: KeysValues) -> None:
         """Make the batch the first `count` rows of `whole`, the arrays of `all_rows`."""
+        self._corners = None
         self._whole = keys, values = whole
         self._keys, self.values = keys[:count], values[:count]
 
@@ -155,7 +169,7 @@ class RaggedKVCache:
 
     def _replaced(self, arrays: Arrays) -> None:
         self._arrays = arrays
-        self._whole = None
+        self._whole = self._corners = None
 
     def _grow(self, keys: mx.array, values: mx.array) -> None:
         """Append room for the columns of a step, in whole steps of growth."""

@@ -5,7 +5,8 @@ knows rows; each segment of a packed step attends with its own caches. A call wi
 segment.
 
 The computation from one attention to the next is the same in every step: it is traced once for each number of rows
-(`mx.compile`) and replayed in one call. Layers that differ only in the values of their arrays share a trace.
+(`mx.compile`) and replayed in one call. Where attention can be traced, it is a part of that call. Layers that differ
+only in the values of their arrays share a trace.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import mlx.core as mx
 
 from zmqengine.engine.models.decoder_weights import DecoderWeights, HeadShape, Layer, Linear, Norm
 from zmqengine.engine.models.mlx_lm import RotatingKVCache
-from zmqengine.engine.models.ops import QKV, Ops, rotate_by
+from zmqengine.engine.models.ops import QKV, Ops, StepAttention, TracedAttention, rotate_by
 from zmqengine.engine.models.positions import Axes, angles
 from zmqengine.engine.models.segment import Segment
 from zmqengine.engine.models.tree import arrays_of, filled, kind_of
@@ -27,9 +28,9 @@ from zmqengine.engine.models.tree import arrays_of, filled, kind_of
 WIDTH_MAX = 8
 """Maximum width of a traced step; wider ones are prompts, which have too many lengths to trace."""
 
-# Traces, by number of rows and width, that are kept beside those made ahead. Each takes some 150 KiB, and 1.4 ms to
-# make again (pico, 2 cores). In 827 steps of random requests of four APIs a bound of 32 repeated none of 37; 16
-# repeated 27.
+# Traces, by number of rows, width and kind of attention, that are kept beside those made ahead. Each takes some 150
+# KiB, and 1.4 ms to make again (pico, 2 cores). In 827 steps of random requests of four APIs a bound of 32 repeated
+# none of 37; 16 repeated 27.
 _SHAPES_MAX = 32
 
 Traced = Callable[..., Sequence[mx.array]]
@@ -38,7 +39,7 @@ Traced = Callable[..., Sequence[mx.array]]
 class DecoderModel:
     """A model of the family, with the interface of mlx-lm's models. Caches are mlx-lm's or those of a `KVBatch`."""
 
-    def __init__(self, weights: DecoderWeights, ops: Ops) -> None:
+    def __init__(self, weights: DecoderWeights, ops: Ops, *, traces_attention: bool = True) -> None:
         self.layers = weights.layers
         self.weights = weights
         self.ops = ops
@@ -48,7 +49,9 @@ class DecoderModel:
         windows = [heads.window for heads in self.heads]
         # Window (None for full attention) -> the first layer that has it: such layers share a mask.
         self.windows = [(window, windows.index(window)) for window in dict.fromkeys(windows)]
-        self._traces = _Traces(weights, ops)
+        self.traced_attention = ops.traced_attention(self.heads) if traces_attention else None
+        """Attention as a part of what is traced; None where it is called apart."""
+        self._traces = _Traces(weights, ops, self.traced_attention)
 
     def make_cache(self) -> list[Any]:
         """Empty caches for one row."""
@@ -78,15 +81,17 @@ class DecoderModel:
             return logits.reshape(rows, width, -1)
         # The last layer's offset: mlx-lm's caches change theirs in place when they are written.
         offset = caches[-1].offset if shift is None else caches[-1].offset + shift
-        traced = None
-        if isinstance(offset, mx.array) and width <= WIDTH_MAX:
-            calls = self._traces.calls
-            traced = calls.pop((rows, width), None) or self._traces.make(rows, width)
-            # The last one is the last in use. A method for this would be one more call of Python's a step.
-            calls[rows, width] = traced
-        if traced is None:
+        if not isinstance(offset, mx.array) or width > WIDTH_MAX:
             (logits,) = self._run(self._embedded(inputs), [_Attention(self, inputs, caches, shift=shift)])
             return logits.reshape(rows, width, -1)
+        attention = self.traced_attention and self.traced_attention.step(caches, width, offset)
+        calls = self._traces.calls
+        key = rows, width, attention.kind if attention else None
+        traced = calls.pop(key, None) or self._traces.make(*key)
+        # The last one is the last in use. A method for this would be one more call of Python's a step.
+        calls[key] = traced
+        if attention:
+            return _step(traced, inputs, attention)
         masks = {}
         for window, first in self.windows:
             masks[window] = self.ops.mask(caches[first], width, window)
@@ -292,6 +297,16 @@ class _Attention:
         return attend(qkv, heads, self.offset, cache, mask)
 
 
+def _step(traced: Sequence[Traced], inputs: mx.array, attention: StepAttention) -> mx.array:
+    """Logits [rows, width, vocab] of a step whose attention is traced."""
+    hidden, *product = traced[0](inputs)
+    for call, arrays, wrote in zip(traced[1:], attention.layers, attention.wrote, strict=True):
+        hidden, *product = call(hidden, *product, *attention.shared, *arrays)
+        if wrote():
+            mx.async_eval(hidden, *product)  # type: ignore[no-untyped-call]
+    return hidden
+
+
 def _by_token(attended: mx.array) -> mx.array:
     """[tokens, heads * dim] of [rows, heads, width, dim]."""
     rows, _, width, _ = attended.shape
@@ -321,10 +336,10 @@ class _Between(NamedTuple):
     def run(
         self, ops: Ops, inputs: mx.array, attended: mx.array | None, offset: mx.array | None, rows: int
     ) -> Sequence[mx.array]:
-        """Hidden states, and queries, keys and values of the next layer; or the logits.
+        """Hidden states, and queries, keys and values of the next layer, or its product if there is no `offset`; or the
+        logits [rows, width, vocab].
 
-        Without an `offset`, as in a packed step, `attended` is [tokens, heads * dim], and the product of the next layer
-        is not split.
+        Takes hidden states, and what attention gave, [tokens, heads * dim]; or tokens.
         """
         if self.embedding is not None:
             hidden = ops.embed(inputs.reshape(-1), self.embedding)
@@ -332,8 +347,7 @@ class _Between(NamedTuple):
         else:
             assert self.layer is not None
             assert attended is not None
-            flat = attended if offset is None else _by_token(attended)
-            hidden, normed = _after_attention(ops, self.layer, self.norm, inputs, flat)
+            hidden, normed = _after_attention(ops, self.layer, self.norm, inputs, attended)
         if self.following is None:
             assert self.head is not None
             return (ops.product(normed, self.head).reshape(rows, -1, self.head.outputs),)
@@ -345,10 +359,11 @@ class _Between(NamedTuple):
 
 
 class _Traces:
-    """Traced calls of a model, by the number of rows and the width of a step."""
+    """Traced calls of a model, by the number of rows and the width of a step, and the kind of its attention."""
 
-    def __init__(self, weights: DecoderWeights, ops: Ops) -> None:
+    def __init__(self, weights: DecoderWeights, ops: Ops, attention: TracedAttention | None) -> None:
         self._ops = ops
+        self._attention = attention
         layers = weights.layers
         norms = [*(layer.input_norm for layer in layers), weights.norm]
         self._parts = [
@@ -363,57 +378,77 @@ class _Traces:
         ]
         self._kinds: list[Hashable] = [kind_of(part) for part in self._parts]
         self._arrays = [arrays_of(part) for part in self._parts]
-        self.calls: dict[tuple[int, int], list[Traced]] = {}
-        """The traced calls of a step, by rows and width, the least recently used first; those of a packed step by 0 and
-        its tokens.
+        self.calls: dict[tuple[int, int, Hashable], list[Traced]] = {}
+        """The traced calls of a step, by rows, width and kind, the least recently used first; those of a packed step by
+        0 and its tokens. The kind is None where attention is not traced.
 
         The first call takes tokens [rows, width] and offsets; the others hidden states, the output of attention, and
-        offsets.
+        offsets. Where attention is traced, the first takes tokens; the others hidden states, the product of the layer,
+        and the arrays of its attention.
         """
         self._shapes_max = _SHAPES_MAX
 
-    def make(self, rows: int, width: int) -> list[Traced]:
+    def make(self, rows: int, width: int, kind: Hashable = None) -> list[Traced]:
         """New calls for a step that has none in `calls`, where there is room for them then."""
         while len(self.calls) >= self._shapes_max:
             # MLX frees a trace with its function.
             del self.calls[next(iter(self.calls))]
         by_kind: dict[Hashable, Traced] = {}
         made: list[Traced] = []
-        for part, kind, arrays in zip(self._parts, self._kinds, self._arrays, strict=True):
-            if kind not in by_kind:
-                by_kind[kind] = self._compiled(part, rows)
-            made.append(partial(by_kind[kind], arrays))
+        for part, alike, arrays in zip(self._parts, self._kinds, self._arrays, strict=True):
+            if alike not in by_kind:
+                by_kind[alike] = self._compiled(part, rows, kind)
+            made.append(partial(by_kind[alike], arrays))
         return made
 
     def between(self, tokens: int) -> list[Traced]:
         """The calls between two layers of a packed step of `tokens`, which take hidden states and what attention gave,
         [tokens, heads * dim]."""
-        found = self.calls.pop((0, tokens), None) or self.make(0, tokens)
-        self.calls[0, tokens] = found
+        found = self.calls.pop((0, tokens, None), None) or self.make(0, tokens)
+        self.calls[0, tokens, None] = found
         return found[1:-1]
 
     def trace(self, rows: int, width: int) -> None:
         """Build the calls of steps of this shape, and trace each kind of them once. They count for no bound."""
-        if (rows, width) in self.calls:
-            return
-        self._shapes_max += 1
-        calls = self.calls[rows, width] = self.make(rows, width)
+        examples = self._attention.examples(rows, width) if self._attention else []
+        for attention in [*examples, None]:
+            key = rows, width, attention.kind if attention else None
+            if key not in self.calls:
+                self._shapes_max += 1
+                self.calls[key] = self.make(*key)
+                self._trace(self.calls[key], rows, width, attention)
+
+    def _trace(self, calls: Sequence[Traced], rows: int, width: int, attention: StepAttention | None) -> None:
         offset = mx.zeros((rows,), mx.int32)
-        hidden, *_ = calls[0](mx.zeros((rows, width), mx.uint32), offset)
+        tokens = mx.zeros((rows, width), mx.uint32)
+        hidden, *product = calls[0](tokens) if attention else calls[0](tokens, offset)
         done = set()
-        for part, kind, call in zip(self._parts[1:], self._kinds[1:], calls[1:], strict=True):
-            if kind not in done:
-                done.add(kind)
-                assert part.layer is not None
-                heads = part.layer.heads
+        for number, (part, alike, call) in enumerate(
+            zip(self._parts[1:], self._kinds[1:], calls[1:], strict=True)
+        ):
+            if alike in done:
+                continue
+            done.add(alike)
+            assert part.layer is not None
+            heads = part.layer.heads
+            if attention:
+                call(hidden, *product, *attention.shared, *attention.layers[number])
+            else:
                 call(hidden, mx.zeros((rows, heads.heads, width, heads.dim), hidden.dtype), offset)
 
-    def _compiled(self, part: _Between, rows: int) -> Traced:
+    def _compiled(self, part: _Between, rows: int, kind: Hashable) -> Traced:
+        attention = self._attention
+
         def run(arrays: list[mx.array], inputs: mx.array, *given: mx.array) -> Sequence[mx.array]:
             own = filled(part, iter(arrays))
-            if not rows:
-                return own.run(self._ops, inputs, given[0], None, 0)
-            *attended, offset = given
-            return own.run(self._ops, inputs, attended[0] if attended else None, offset, rows)
+            attended = offset = None
+            if kind is not None:
+                assert attention is not None
+                attended = attention.attend(kind, own.layer.heads, *given) if own.layer else None
+            elif rows:
+                attended, offset = _by_token(given[0]) if own.layer else None, given[-1]
+            else:
+                (attended,) = given
+            return own.run(self._ops, inputs, attended, offset, rows)
 
         return mx.compile(run)

@@ -6,9 +6,9 @@ every device, by documented MLX calls; `cuda.cuda_ops` has the implementation fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
 from mlx.nn.layers.activations import silu
@@ -23,6 +23,40 @@ QKV = Sequence[mx.array]
 PackedAttend = Callable[[int, mx.array], mx.array]
 """Attention of all segments of a packed step in one layer: takes the layer's number and its product [tokens, outputs],
 writes keys and values, and returns [tokens, heads * dim]."""
+
+
+class StepAttention(NamedTuple):
+    """The attention of a step, as what a traced call takes of it.
+
+    `kind`: what is fixed in a trace beside the shapes of arrays, and not None. `shared`: arrays that every layer takes
+    before its own, which are in `layers`. `wrote`: for each layer, to be called once its attention is built; returns
+    whether the device should start on it.
+    """
+
+    kind: Hashable
+    shared: list[mx.array]
+    layers: Sequence[list[mx.array]]
+    wrote: Sequence[Callable[[], bool]]
+
+
+class TracedAttention(Protocol):
+    """Attention of a model's layers that can be a part of what is traced: a layer's keys and values are arrays that it
+    writes in place."""
+
+    def step(self, caches: Sequence[Any], width: int, offset: mx.array) -> StepAttention | None:
+        """The attention of a step that was begun; None where a layer is not written in place. `offset`: position of
+        each row's first token."""
+        ...
+
+    def examples(self, rows: int, width: int) -> Sequence[StepAttention]:
+        """A step of every kind, to trace it before there is one."""
+        ...
+
+    def attend(self, kind: Any, heads: HeadShape, product: mx.array, *arrays: mx.array) -> mx.array:
+        """Write keys and values of a layer, and attend: takes the layer's product [tokens, outputs] and its arrays,
+        returns [tokens, heads * dim]. It depends on nothing else."""
+        ...
+
 
 # mlx-lm's threshold: for fewer (token, expert) pairs, sorting them costs more than it saves.
 _SORTED_MIN = 64
@@ -94,6 +128,10 @@ class Ops(Protocol):
         self, qkv: QKV, heads: HeadShape, offset: mx.array | int, cache: Any, mask: Any
     ) -> mx.array:
         """`attend` whose output is computed only if it is used."""
+        ...
+
+    def traced_attention(self, layers: Sequence[HeadShape]) -> TracedAttention | None:
+        """The attention of these layers as a part of what is traced; None where there is none."""
         ...
 
     def attend_packed(
@@ -217,6 +255,10 @@ class PlainOps:
     ) -> mx.array:
         """See `Ops`."""
         return self.attend(qkv, heads, offset, cache, mask)
+
+    def traced_attention(self, layers: Sequence[HeadShape]) -> TracedAttention | None:
+        """None: MLX has no call that writes in place."""
+        return None
 
     def attend_packed(
         self, layers: Sequence[HeadShape], segments: Sequence[tuple[list[Any], int]], tokens: int
