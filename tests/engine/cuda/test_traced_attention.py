@@ -47,7 +47,6 @@ def caches_of(
     return found
 
 
-@pytest.mark.skipif(on_cuda(), reason="the device runs them")
 @pytest.mark.parametrize("as_written", [False, True])
 @pytest.mark.parametrize("columns", [40, 400])
 @pytest.mark.parametrize("rejected", [[], [0, 3, 1]])
@@ -56,9 +55,9 @@ def test_kernels_find_rows_and_columns_by_strides(
     monkeypatch: pytest.MonkeyPatch, as_written: bool, columns: int, rejected: list[int], width: int
 ) -> None:
     """Of keys, values and marks they are given the first row and column; in one part of the columns or in several."""
-    if as_written and not cuda_on_cpu.COMPILER:
-        pytest.skip("g++ is not installed")
-    called = cuda_kernels.stand_in(monkeypatch, as_written=as_written)
+    if as_written and (on_cuda() or not cuda_on_cpu.COMPILER):
+        pytest.skip("the device runs them" if on_cuda() else "g++ is not installed")
+    called = [] if on_cuda() else cuda_kernels.stand_in(monkeypatch, as_written=as_written)
     heads = head_shape(64, normed=True)
     rows = 3
     product = numbers((rows * width, 10 * heads.dim), 50, heads.dtype)
@@ -82,9 +81,10 @@ def test_kernels_find_rows_and_columns_by_strides(
     assert np.abs(np.array(got) - np.array(wanted)).max() < 0.01
     for name in ("keys", "values", "offset"):
         assert mx.allclose(getattr(ours, name), getattr(theirs, name), atol=0.01)
-    assert ("ragged_attention_join" in called) == (columns > 256)
-    monkeypatch.undo()
-    cuda_kernels.forget()
+    if not on_cuda():
+        assert ("ragged_attention_join" in called) == (columns > 256)
+        monkeypatch.undo()
+        cuda_kernels.forget()
 
 
 @pytest.fixture
@@ -124,6 +124,7 @@ def model_of(layers: int = LAYERS, **config: Any) -> DecoderModel:
 LENGTHS = [70, 30, 50, 61]
 
 
+@pytest.mark.skipif(on_cuda(), reason="MLX fuses what stands in for kernels, and rounds it otherwise")
 def test_a_trace_is_for_arrays_of_any_shape(launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Columns grow, rows go back by unlike counts, others join and leave: what is replayed is what was called each
     time, and nothing is traced again but for another number of parts of the columns."""
@@ -306,6 +307,7 @@ def test_steps_that_are_not_written_in_place_are_not_traced_so() -> None:
     assert DecoderModel(model_of().weights, PlainOps()).traced_attention is None
 
 
+@pytest.mark.skipif(on_cuda(), reason="memory of a CUDA device")
 def test_a_corner_is_a_view_that_mlx_s_own_write_does_not_see() -> None:
     """It has the strides and the memory of the arrays, and does not make MLX copy them."""
     heads = head_shape(64)
