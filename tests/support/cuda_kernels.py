@@ -252,13 +252,15 @@ def rotate_packed(inputs: Arrays, facts: Facts, shapes: Any) -> list[mx.array]:
     """rotary_heads.cu, of tokens whose places are in a table; queries of padding are not initialised"""
     product, places, freqs, query_norm, key_norm, *arrays = inputs
     table: Any = places.reshape(-1, 4).tolist()
+    assert len(table) == product.shape[0]
+    table = [place for place in table if place[0] >= 0]
     positions = mx.array([position for *_, position in table])
     own = [product[: len(table)], positions, freqs, query_norm, key_norm]
     queries, *fresh = rotate(own, facts, shapes)
     columns = [memory(array) for array in fresh]
     for token, (segment, row, column, _) in enumerate(table):
         for array, given in zip(arrays[2 * segment :], columns, strict=False):
-            memory(array)[row, :, column] = given[token, :, 0]
+            around(array, row + 1, column + 1)[row, :, column] = given[token, :, 0]
     unused = mx.full((product.shape[0] - len(table), *shapes[0][1:]), float("nan"), queries.dtype)
     return [mx.concatenate([queries[:, :, 0], unused])]
 
@@ -309,19 +311,22 @@ def attend_packed(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]
     rows: dict[tuple[int, ...], list[int]] = {}
     table: Any = tiles.reshape(-1, 8).tolist()
     for segment, row, first, end, width, query, token, _ in table:
-        rows.setdefault((segment, row, first, end, width, token), []).append(query)
+        if width:
+            rows.setdefault((segment, row, first, end, width, token), []).append(query)
     for (segment, row, first, end, width, token), given in rows.items():
         assert given == list(range(0, heads // key_heads * width, 16))
         if first == end:
             made[token : token + width] = 0
             continue
-        keys, values, hidden = arrays[3 * segment : 3 * segment + 3]
-        span = slice(row, row + 1)
-        marks = hidden[span] if hidden.size > 1 else hidden
+        *keys_values, hidden = arrays[3 * segment : 3 * segment + 3]
+        keys, values = (mx.array(around(array, row + 1, end)[row:]) for array in keys_values)
+        marks = memory(hidden)
+        if marks.strides[0] > marks.itemsize:
+            marks = np.lib.stride_tricks.as_strided(marks, (row + 1, end), marks.strides)[row:]
         found = attend(
             [
-                queries[token : token + width].transpose(1, 0, 2)[None], keys[span], values[span],
-                mx.array([first]), mx.array([end]), marks, scale,
+                queries[token : token + width].transpose(1, 0, 2)[None], keys, values,
+                mx.array([first]), mx.array([end]), mx.array(marks), scale,
             ],
             facts,
             shapes,

@@ -87,7 +87,7 @@ def write_in_place(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         start, stop = self.layout.start, self.layout.columns
         for array, columns in ((self.keys, keys), (self.values, values)):
             memory(array)[..., start:stop, :] = memory(columns)
-        self.wrote_in_place()
+        self.wrote_in_place(stop - start, keys)
 
     monkeypatch.setattr(kv.RaggedKVCache, "write", write)
     return writes

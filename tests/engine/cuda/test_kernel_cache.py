@@ -145,9 +145,10 @@ def build_every_kernel() -> None:
         between_products.rotate_into(heads, zeros(2, 1536), row, 1, keys, keys, stop)
         own = kv.RowKVCache()
         own.own(keys[:1], keys[:1])
-        attend = packed_attention.attend_packed([heads], [([own], 3)], 64)
-        assert attend is not None
-        attend(0, zeros(64, 1536))
+        together = packed_attention.TracedPacked([heads])
+        step = together.step([([own], 3)], 64)
+        assert step is not None
+        together.attend(step.kind, heads, zeros(64, 1536), *step.shared, *step.layers[0])
     between_products.add_and_norm(zeros(2, 4096), zeros(2, 4096), zeros(4096), 1e-5)
     for rows, outputs, gated in ((8, 4096, False), (32, 16_384, True)):
         plain_products.few_rows(zeros(rows, 256), zeros(outputs, 256), gated=gated)

@@ -73,7 +73,7 @@ def test_kernels_find_rows_and_columns_by_strides(
     assert [array.shape for array in (step.shared[-1], *step.layers[0])] == [(1, 1), *[(1, 2, 1, 64)] * 2]
     parts: Any = step.kind
     got = traced.attend(parts, heads, product, *step.shared, *step.layers[0])
-    assert [wrote() for wrote in step.wrote] == [False]
+    assert [wrote(got) for wrote in step.wrote] == [False]
     ops = PlainOps()
     mask = ops.mask(theirs, width, None)
     qkv = ops.rotate(product, heads, theirs.offset, rows)

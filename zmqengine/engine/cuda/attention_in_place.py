@@ -7,6 +7,7 @@ all layers of a step are written in place, the attention of a layer is traced wi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -21,6 +22,13 @@ from zmqengine.engine.models.ops import StepAttention
 def appends(heads: HeadShape, width: int) -> bool:
     """Whether a kernel writes `width` columns of these heads in place, and another attends to them."""
     return heads.window is None and rotates(heads) and attention.supports(heads.dtype, heads.dim, width)
+
+
+def is_written_in_place(heads: HeadShape, cache: Any, width: int) -> bool:
+    """Whether `width` columns of each row are written into the arrays of `cache` by these kernels."""
+    if not isinstance(cache, kv.RaggedKVCache | kv.RowKVCache):
+        return False
+    return cache.can_write_here(width, heads.dtype) and appends(heads, width)
 
 
 def attend_in_place(
@@ -64,7 +72,9 @@ class TracedInPlace:
         # The shapes of keys, values and marks change, and a trace is for one shape: it takes the first row and column.
         shared = [offset, starts, stop, marks[:1, :1]]
         layers = [[*cache.corners] for cache in caches]
-        return StepAttention(parts, shared, layers, [cache.wrote_in_place for cache in caches])
+        return StepAttention(
+            parts, shared, layers, [partial(cache.wrote_in_place, width) for cache in caches]
+        )
 
     def examples(self, rows: int, width: int) -> list[StepAttention]:
         """See `TracedAttention`."""

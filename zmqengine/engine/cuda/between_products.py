@@ -89,17 +89,17 @@ def rotate_into(
 
 
 def rotate_packed(
-    heads: HeadShape, product: mx.array, places: mx.array, tokens: int, keys_values: Sequence[mx.array]
+    heads: HeadShape, product: mx.array, places: mx.array, keys_values: Sequence[mx.array]
 ) -> mx.array:
-    """Queries [tokens of `product`, heads, dim] of the first `tokens`; keys and values are written in place.
+    """Queries [tokens, heads, dim] of a `product` [tokens, outputs]; keys and values are written in place.
 
-    `places` [4 * tokens]: of each token the segment, and its row, column and position there. `keys_values`: keys and
-    values of each segment, as for `rotate_into`.
+    `places` [4 * tokens]: of each token the segment, and its row, column and position there; a negative segment for
+    padding, whose queries are not initialised. `keys_values`: keys and values of each segment, as for `rotate_into`.
     """
     (queries,) = _rotate_packed(_kind(heads, product.dtype), len(keys_values) // 2)(
         inputs=[product, places, *_weights(heads, places), *keys_values],
         output_shapes=[(product.shape[0], heads.heads, heads.dim)],
-        **_grid(heads, tokens),
+        **_grid(heads, product.shape[0]),
     )
     return queries
 

@@ -21,12 +21,18 @@ from zmqengine.engine.cuda import (
     plain_products,
     quantised_products,
 )
-from zmqengine.engine.cuda.attention_in_place import TracedInPlace, appends, attend_in_place
+from zmqengine.engine.cuda.attention_in_place import (
+    TracedInPlace,
+    appends,
+    attend_in_place,
+    is_written_in_place,
+)
 from zmqengine.engine.cuda.between_products import rotates
+from zmqengine.engine.cuda.packed_attention import TracedPacked
 from zmqengine.engine.models.decoder_weights import HeadShape, Linear, Norm
 from zmqengine.engine.models.ops import (
     QKV,
-    PackedAttend,
+    PackedAttention,
     PlainOps,
     Product,
     TracedAttention,
@@ -65,7 +71,9 @@ class CudaOps(PlainOps):
             [
                 (heads, cache)
                 for heads, cache in zip(layers, caches, strict=True)
-                if type(cache) is kv.RowKVCache and not cache.has_room(width) and appends(heads, width)
+                if type(cache) is kv.RowKVCache
+                and not cache.can_write_here(width, heads.dtype)
+                and appends(heads, width)
             ],
             width,
         )
@@ -76,10 +84,7 @@ class CudaOps(PlainOps):
         MLX reuses a freed buffer only for about the same size, and chunks have all sizes: 480 allocations and releases
         a step took 8 ms of the host's time.
         """
-        if tokens <= _TILE:
-            return tokens
-        multiple = max(_TILE, 1 << (tokens - 1).bit_length() - 3)
-        return -(-tokens // multiple) * multiple
+        return tokens if tokens <= _TILE else packed_attention.few_sizes(tokens, _TILE)
 
     def add_and_norm(self, hidden: mx.array, added: mx.array, norm: Norm) -> tuple[mx.array, mx.array]:
         """See `Ops`."""
@@ -118,17 +123,14 @@ class CudaOps(PlainOps):
             (product,) = qkv
             offsets = offset if isinstance(offset, mx.array) else _position(offset)
             width = product.shape[-2] // offsets.shape[0]
-            is_row = type(cache) is kv.RowKVCache and cache.has_room(width) and appends(heads, width)
-            if is_row or (type(cache) is kv.RaggedKVCache and cache.can_write_here(width, heads.dtype)):
+            if is_written_in_place(heads, cache, width):
                 shape = offsets.shape[0], heads.heads, width, heads.dim
                 parts = attention.parts_of_rows(heads.dtype, shape, heads.key_heads, mask.columns)
                 spans = attention.arrays_of(mask)
                 queries, attended = attend_in_place(
                     heads, product, offsets, cache.keys, cache.values, spans, parts
                 )
-                if is_row:
-                    cache.wrote_in_place(width, queries)
-                elif cache.wrote_in_place():
+                if cache.wrote_in_place(width, queries):
                     kv.start(attended)
                 return attended
             qkv = between_products.rotate(heads, product, offsets, width)
@@ -150,11 +152,9 @@ class CudaOps(PlainOps):
         is_supported = all(appends(heads, attention.ROW_WIDTH_MAX) for heads in layers)
         return TracedInPlace(layers) if is_supported else None
 
-    def attend_packed(
-        self, layers: Sequence[HeadShape], segments: Sequence[tuple[list[Any], int]], tokens: int
-    ) -> PackedAttend | None:
+    def packed_attention(self, layers: Sequence[HeadShape]) -> PackedAttention | None:
         """See `Ops`."""
-        return packed_attention.attend_packed(layers, segments, tokens)
+        return TracedPacked(layers) if packed_attention.supports(layers) else None
 
     def variants(self, linear: Linear, rows: int) -> Mapping[str, Product]:
         """See `Ops`."""

@@ -8,7 +8,8 @@ layer and a copy of its output, for which the host needs longer than the device.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -21,6 +22,7 @@ from zmqengine.engine.cuda.kernel import Variant
 from zmqengine.engine.cuda.kernel_text import for_each, kernel_text
 from zmqengine.engine.cuda.resident import resident
 from zmqengine.engine.models.decoder_weights import HeadShape
+from zmqengine.engine.models.ops import StepAttention
 
 SEGMENTS = 8
 """Maximum segments of a step. Fewer pass the arrays of the first for the others: a kernel is compiled once."""
@@ -39,107 +41,101 @@ class _Span(NamedTuple):
     hidden: mx.array | None
 
 
-class PackedAttention:
-    """The attention of a packed step of `segments`, (caches, width) each, padded to `tokens`."""
+class TracedPacked:
+    """`PackedAttention` by these kernels; the kind is the number of tiles, and of parts of a row's columns."""
 
-    def __init__(
-        self,
-        layers: Sequence[HeadShape],
-        segments: Sequence[tuple[list[Any], int]],
-        spans: Sequence[_Span],
-        tokens: int,
-    ) -> None:
+    def __init__(self, layers: Sequence[HeadShape]) -> None:
         self._layers = layers
-        self._segments = segments
-        self._padded = tokens
-        self._tokens = sum(len(span.first) * width for span, (_, width) in zip(spans, segments, strict=True))
-        self._columns = max(span.stop for span in spans)
+        self._group = layers[0].heads // layers[0].key_heads
+
+    def step(self, segments: Sequence[tuple[list[Any], int]], tokens: int) -> StepAttention | None:
+        """See `PackedAttention`. None unless every segment is written in place, or for too many."""
+        if len(segments) > SEGMENTS:
+            return None
+        for caches, width in segments:
+            if not all(map(_may_write, self._layers, caches, repeat(width))):
+                return None
+        spans = [_span(caches[0], width) for caches, width in segments]
         widths = [width for _, width in segments]
-        places = np.concatenate(
-            [_places(*each) for each in zip(range(SEGMENTS), spans, widths, strict=False)]
-        )
-        tiles = _tiles(spans, widths, tokens - self._tokens, layers[0].heads // layers[0].key_heads)
-        self._tiles_count = len(tiles)
-        table = resident(mx.array(np.concatenate([places.ravel(), tiles.ravel()])))
-        self._places, self._tiles = table[: places.size], table[places.size :]
-        hidden = [attention.nothing() if span.hidden is None else span.hidden for span in spans]
-        self._hidden = hidden + hidden[:1] * (SEGMENTS - len(hidden))
+        places = [_places(*each) for each in zip(range(SEGMENTS), spans, widths, strict=False)]
+        unused = tokens - sum(map(len, places))
+        tiles = _tiles(spans, widths, unused, self._group)
+        count = few_sizes(len(tiles))
+        # A trace is for one size: tokens without a place, and tiles without tokens.
+        places.append(np.full((unused, _PLACE), -1, np.int32))
+        tiles = np.concatenate([tiles, np.zeros((count - len(tiles), _TILE), np.int32)])
+        table = resident(mx.array(np.concatenate([*map(np.ravel, places), tiles.ravel()])))
+        parts = attention.parts_of(count * self._layers[0].key_heads, max(span.stop for span in spans))
+        marks = [attention.nothing() if span.hidden is None else span.hidden[:1, :1] for span in spans]
+        each_segment = [*range(len(segments)), *[0] * (SEGMENTS - len(segments))]
+        shared = [
+            table[: tokens * _PLACE],
+            table[tokens * _PLACE :],
+            *(marks[place] for place in each_segment),
+        ]
+        arrays, wrote = [], []
+        for number in range(len(self._layers)):
+            caches = [of_segment[number] for of_segment, _ in segments]
+            corners = [cache.corners for cache in caches]
+            arrays.append([array for place in each_segment for array in corners[place]])
+            wrote.append(partial(_wrote, caches, widths))
+        return StepAttention((count, parts), shared, arrays, wrote)
 
-    def __call__(self, number: int, product: mx.array) -> mx.array:
-        """Write the keys and values of a layer in place, and attend.
-
-        Takes the layer's product [padded tokens, outputs]; returns [padded tokens, heads * dim], zeros for padding.
-        """
-        heads = self._layers[number]
-        caches = [segment[number] for segment, _ in self._segments]
-        arrays = [(cache.keys, cache.values) for cache in caches]
-        arrays += arrays[:1] * (SEGMENTS - len(arrays))
-        queries = rotate_packed(
-            heads, product, self._places, self._tokens, [array for pair in arrays for array in pair]
-        )
-        attended = self._attend(heads, queries, arrays)
-        starts_now = False
-        for cache, (_, width) in zip(caches, self._segments, strict=True):
-            if type(cache) is kv.RowKVCache:
-                cache.wrote_in_place(width, queries)
-            elif cache.wrote_in_place():
-                starts_now = True
-        if starts_now:
-            kv.start(attended)
-        return attended
-
-    def _attend(
-        self, heads: HeadShape, queries: mx.array, arrays: Sequence[tuple[mx.array, mx.array]]
-    ) -> mx.array:
-        blocks = self._tiles_count * heads.key_heads
-        parts = attention.parts_of(blocks, self._columns)
+    def attend(self, kind: Any, heads: HeadShape, product: mx.array, *arrays: mx.array) -> mx.array:
+        """See `PackedAttention`."""
+        count, parts = kind
+        tokens = product.shape[0]
+        places, tiles, *rest = arrays
+        marks, keys_values = rest[:SEGMENTS], rest[SEGMENTS:]
+        queries = rotate_packed(heads, product, places, keys_values)
         first, join = _variants(heads.dtype, heads.heads, heads.key_heads, heads.dim)[parts]
-        inputs = [queries, self._tiles, attention.scalar(heads.scale)]
-        for (keys, values), hidden in zip(arrays, self._hidden, strict=True):
+        inputs = [queries, tiles, attention.scalar(heads.scale)]
+        for keys, values, hidden in zip(keys_values[::2], keys_values[1::2], marks, strict=True):
             inputs += [keys, values, hidden]
         grid: dict[str, Any] = {
-            "grid": (blocks * attention.WARPS * 32, 1, parts),
+            "grid": (count * heads.key_heads * attention.WARPS * 32, 1, parts),
             "threadgroup": (attention.WARPS * 32, 1, 1),
         }
-        made = (self._padded, heads.heads * heads.dim)
+        made = tokens, heads.heads * heads.dim
         if parts == 1:
             return first(inputs=inputs, output_shapes=[made], **grid)[0]
-        sums = first(inputs=inputs, output_shapes=[(self._padded, heads.heads, parts, heads.dim + 2)], **grid)
+        sums = first(inputs=inputs, output_shapes=[(tokens, heads.heads, parts, heads.dim + 2)], **grid)
         return join(
             inputs=sums,
-            grid=(self._padded * heads.heads * heads.dim, 1, 1),
+            grid=(tokens * heads.heads * heads.dim, 1, 1),
             threadgroup=(heads.dim, 1, 1),
             output_shapes=[made],
         )[0]
 
 
-def attend_packed(
-    layers: Sequence[HeadShape], segments: Sequence[tuple[list[Any], int]], tokens: int
-) -> PackedAttention | None:
-    """The attention of these segments, (caches, width) each; None where the kernels do not support one of them."""
+def supports(layers: Sequence[HeadShape]) -> bool:
+    """Whether the kernels support all of these layers."""
     group = layers[0].heads // layers[0].key_heads
-    if len(segments) > SEGMENTS or not all(_is_supported(heads, group) for heads in layers):
-        return None
-    spans = []
-    for caches, width in segments:
-        if not all(_has_room(heads, cache, width) for heads, cache in zip(layers, caches, strict=True)):
-            return None
-        spans.append(_span(caches[0], width))
-    return PackedAttention(layers, segments, spans, tokens)
+    return all(
+        heads.window is None
+        and heads.heads == group * heads.key_heads
+        and rotates(heads)
+        and attention.by_tensor_cores(heads.dtype, heads.dim)
+        for heads in layers
+    )
 
 
-@lru_cache(maxsize=1024)
-def _is_supported(heads: HeadShape, group: int) -> bool:
-    if heads.heads != group * heads.key_heads:
-        return False
-    return heads.window is None and rotates(heads) and attention.by_tensor_cores(heads.dtype, heads.dim)
+def few_sizes(count: int, least: int = 1) -> int:
+    """`count` or a little more: one of four numbers between two powers of two, and a multiple of `least`."""
+    multiple = max(least, 1 << max(0, (count - 1).bit_length() - 3))
+    return -(-count // multiple) * multiple
 
 
-def _has_room(heads: HeadShape, cache: Any, width: int) -> bool:
-    """Whether `width` columns of each row may be written in place."""
-    if type(cache) is kv.RowKVCache:
-        return cache.has_room(width)
-    return type(cache) is kv.RaggedKVCache and cache.can_write_here(width, heads.dtype)
+def _may_write(heads: HeadShape, cache: Any, width: int) -> bool:
+    return type(cache) in (kv.RaggedKVCache, kv.RowKVCache) and cache.can_write_here(width, heads.dtype)
+
+
+def _wrote(caches: Sequence[Any], widths: Sequence[int], done: mx.array) -> bool:
+    """Note in the caches of a layer that `done` writes them; returns whether the device should start on it."""
+    starts_now = False
+    for cache, width in zip(caches, widths, strict=True):
+        starts_now |= cache.wrote_in_place(width, done)
+    return starts_now
 
 
 def _span(cache: Any, width: int) -> _Span:

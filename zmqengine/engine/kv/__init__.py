@@ -46,7 +46,7 @@ order, and an older `BatchRow` is refused.
 
 A row in prefill has arrays of its own (`RowKVCache`), allocated once with room for its prompt, and only appends to
 them: there is no other writer, and readers of earlier columns are not disturbed. So only rules 1 and 3 apply.
-`has_room` keeps rule 1; for rule 3, the arrays that `wrote_in_place` leaves depend on the write.
+`RowKVCache.can_write_here` keeps rule 1; for rule 3, the arrays that `wrote_in_place` leaves depend on the write.
 
 `KVBatch` keeps rules 2 and 4, `RaggedKVCache.can_write_here` rule 1. With ZMQENGINE_CHECK_KV=1, as in tests, rule 2 is
 asserted for every row and column (`generations.py`). A model that is stepped several times before its first step is

@@ -139,8 +139,9 @@ class RaggedKVCache:
             return False
         return self.layout.width == count and self.layout.columns <= keys.shape[2]
 
-    def wrote_in_place(self) -> bool:
-        """Note that the columns of the step were written; returns whether the device should start on them now."""
+    def wrote_in_place(self, count: int, done: mx.array) -> bool:
+        """Note that the computation of `done` writes the `count` columns of the step; returns whether the device should
+        start on it now."""
         self._arrays = Arrays.IN_PLACE
         self._written_step = self.layout.step
         if not self._number:

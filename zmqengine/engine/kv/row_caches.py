@@ -25,22 +25,37 @@ class RowKVCache(KVCache):
 
     def __init__(self) -> None:
         self._own_keys: mx.array | None = None
+        self._corners: tuple[mx.array, mx.array] | None = None
         self.room_wanted = 0
         super().__init__()  # type: ignore[no-untyped-call]
 
-    def has_room(self, count: int) -> bool:
+    @property
+    def corners(self) -> tuple[mx.array, mx.array]:
+        """As `RaggedKVCache.corners`, of arrays that are this row's own."""
+        assert self._corners is not None, "a kernel appends to arrays of this row alone"
+        return self._corners
+
+    def can_write_here(self, count: int, dtype: mx.Dtype) -> bool:
         """Whether `count` columns may be appended in place: the arrays are this row's alone, and large enough."""
         own = self._own_keys
-        return own is not None and own is self.keys and self.offset + count <= own.shape[2]
+        if own is None or own is not self.keys or own.dtype != dtype:
+            return False
+        return self.offset + count <= own.shape[2]
 
     def own(self, keys: mx.array, values: mx.array) -> None:
         """Take arrays in memory that nothing else refers to, which hold the columns so far."""
         self.keys, self.values, self._own_keys = keys, values, keys
+        self._corners = keys[:1, :, :1], values[:1, :, :1]
 
-    def wrote_in_place(self, count: int, done: mx.array) -> None:
-        """Note that the computation of `done` writes `count` columns; readers of the arrays depend on it."""
-        self.own(*mx.depends([self.keys, self.values], [done]))
+    def wrote_in_place(self, count: int, done: mx.array) -> bool:
+        """Note that the computation of `done` writes `count` columns; readers of the arrays depend on it.
+
+        Returns False: the device need not start on it now.
+        """
+        self.keys, self.values = mx.depends([self.keys, self.values], [done])
+        self._own_keys = self.keys
         self.offset += count
+        return False
 
 
 def new_caches(model: Any) -> Caches:

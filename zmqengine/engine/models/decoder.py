@@ -20,7 +20,14 @@ import mlx.core as mx
 
 from zmqengine.engine.models.decoder_weights import DecoderWeights, HeadShape, Layer, Linear, Norm
 from zmqengine.engine.models.mlx_lm import RotatingKVCache
-from zmqengine.engine.models.ops import QKV, Ops, StepAttention, TracedAttention, rotate_by
+from zmqengine.engine.models.ops import (
+    QKV,
+    Ops,
+    PackedAttention,
+    StepAttention,
+    TracedAttention,
+    rotate_by,
+)
 from zmqengine.engine.models.positions import Axes, angles
 from zmqengine.engine.models.segment import Segment
 from zmqengine.engine.models.tree import arrays_of, filled, kind_of
@@ -30,8 +37,9 @@ WIDTH_MAX = 8
 
 # Traces, by number of rows, width and kind of attention, that are kept beside those made ahead. Each takes some 150
 # KiB, and 1.4 ms to make again (pico, 2 cores). In 827 steps of random requests of four APIs a bound of 32 repeated
-# none of 37; 16 repeated 27.
-_SHAPES_MAX = 32
+# none of 37; 16 repeated 27. Packed steps on CUDA add one for each number of rows up to 64, and four for each doubling
+# of a chunk.
+_SHAPES_MAX = 128
 
 Traced = Callable[..., Sequence[mx.array]]
 
@@ -51,7 +59,8 @@ class DecoderModel:
         self.windows = [(window, windows.index(window)) for window in dict.fromkeys(windows)]
         self.traced_attention = ops.traced_attention(self.heads) if traces_attention else None
         """Attention as a part of what is traced; None where it is called apart."""
-        self._traces = _Traces(weights, ops, self.traced_attention)
+        self._packed_attention = ops.packed_attention(self.heads)
+        self._traces = _Traces(weights, ops, self.traced_attention, self._packed_attention)
 
     def make_cache(self) -> list[Any]:
         """Empty caches for one row."""
@@ -159,33 +168,58 @@ class DecoderModel:
         Tokens of `hidden` behind those of `steps` are padding.
         """
         ops = self.ops
-        has_deep = any(step.deep for step in steps)
-        traced = self._traces.between(hidden.shape[0]) if ops.traces_packed and not has_deep else None
         product = ops.product(ops.norm(hidden, self.layers[0].input_norm), *self.layers[0].qkv)
         ends = [sum(step.tokens for step in steps[: index + 1]) for index in range(len(steps))]
         spans = [slice(end - step.tokens, end) for end, step in zip(ends, steps, strict=True)]
-        padding = hidden.shape[0] - ends[-1]
+        together = None
+        if self._packed_attention and len(steps) > 1 and all(step.follows for step in steps):
+            segments = [(step.caches, step.width) for step in steps]
+            together = self._packed_attention.step(segments, hidden.shape[0])
+        if together:
+            hidden, every = self._attended_together(hidden, product, together)
+            attended = [every[span] for span in spans]
+        else:
+            hidden, attended = self._attended_apart(hidden, product, steps, spans)
+        return hidden[: ends[-1]] if hidden.shape[0] > ends[-1] else hidden, attended, spans
+
+    def _attended_together(
+        self, hidden: mx.array, product: mx.array, attention: StepAttention
+    ) -> tuple[mx.array, mx.array]:
+        """Hidden states before the last attention and its output, where all segments attend in one call."""
+        assert self._packed_attention is not None
+        shared = attention.shared
+        *layers, (last_arrays, last_wrote) = zip(attention.layers, attention.wrote, strict=True)
+        calls = self._traces.between(hidden.shape[0], attention.kind)
+        for call, (arrays, wrote) in zip(calls, layers, strict=True):
+            hidden, product = call(hidden, product, *shared, *arrays)
+            if wrote(hidden):
+                mx.async_eval(hidden, product)  # type: ignore[no-untyped-call]
+        every = self._packed_attention.attend(attention.kind, self.heads[-1], product, *shared, *last_arrays)
+        last_wrote(every)
+        return hidden, every
+
+    def _attended_apart(
+        self, hidden: mx.array, product: mx.array, steps: Sequence[_Attention], spans: Sequence[slice]
+    ) -> tuple[mx.array, list[mx.array]]:
+        """Hidden states before the last attention and its outputs, where each segment attends for itself."""
+        ops = self.ops
+        has_deep = any(step.deep for step in steps)
+        traced = self._traces.between(hidden.shape[0]) if ops.traces_packed and not has_deep else None
+        padding = hidden.shape[0] - spans[-1].stop
         is_whole = len(steps) == 1 and not padding
         unused: list[mx.array] = []
-        together = None
-        if len(steps) > 1 and all(step.follows for step in steps):
-            segments = [(step.caches, step.width) for step in steps]
-            together = ops.attend_packed(self.heads, segments, hidden.shape[0])
+        attended: list[mx.array] = []
         last = len(self.layers) - 1
         for number, (layer, norm) in enumerate(self._layers_and_norms()):
-            if together is not None:
-                every = together(number, product)
-                attended = [every[span] for span in spans] if number == last else []
-            else:
-                attended = []
-                for step, span in zip(steps, spans, strict=True):
-                    own = product if is_whole else product[span]
-                    attended.append(_by_token(step.attend(number, step.rotate(own, layer.heads))))
-                if padding and not unused:
-                    unused.append(mx.zeros((padding, attended[0].shape[1]), attended[0].dtype))
-                every = attended[0] if is_whole else mx.concatenate([*attended, *unused])
+            attended = []
+            for step, span in zip(steps, spans, strict=True):
+                own = product if is_whole else product[span]
+                attended.append(_by_token(step.attend(number, step.rotate(own, layer.heads))))
             if number == last:
                 break
+            if padding and not unused:
+                unused.append(mx.zeros((padding, attended[0].shape[1]), attended[0].dtype))
+            every = attended[0] if is_whole else mx.concatenate([*attended, *unused])
             if traced is not None:
                 hidden, product = traced[number](hidden, every)
                 continue
@@ -195,7 +229,7 @@ class DecoderModel:
                 hidden = hidden + mx.pad(added, [(0, padding), (0, 0)])
                 normed = ops.norm(hidden, norm)
             product = ops.product(normed, *self.layers[number + 1].qkv)
-        return hidden[: ends[-1]] if padding else hidden, attended, spans
+        return hidden, attended
 
     def _logits(
         self,
@@ -302,7 +336,7 @@ def _step(traced: Sequence[Traced], inputs: mx.array, attention: StepAttention) 
     hidden, *product = traced[0](inputs)
     for call, arrays, wrote in zip(traced[1:], attention.layers, attention.wrote, strict=True):
         hidden, *product = call(hidden, *product, *attention.shared, *arrays)
-        if wrote():
+        if wrote(hidden):
             mx.async_eval(hidden, *product)  # type: ignore[no-untyped-call]
     return hidden
 
@@ -361,9 +395,16 @@ class _Between(NamedTuple):
 class _Traces:
     """Traced calls of a model, by the number of rows and the width of a step, and the kind of its attention."""
 
-    def __init__(self, weights: DecoderWeights, ops: Ops, attention: TracedAttention | None) -> None:
+    def __init__(
+        self,
+        weights: DecoderWeights,
+        ops: Ops,
+        attention: TracedAttention | None,
+        packed: PackedAttention | None,
+    ) -> None:
         self._ops = ops
         self._attention = attention
+        self._packed = packed
         layers = weights.layers
         norms = [*(layer.input_norm for layer in layers), weights.norm]
         self._parts = [
@@ -401,11 +442,11 @@ class _Traces:
             made.append(partial(by_kind[alike], arrays))
         return made
 
-    def between(self, tokens: int) -> list[Traced]:
+    def between(self, tokens: int, kind: Hashable = None) -> list[Traced]:
         """The calls between two layers of a packed step of `tokens`, which take hidden states and what attention gave,
-        [tokens, heads * dim]."""
-        found = self.calls.pop((0, tokens, None), None) or self.make(0, tokens)
-        self.calls[0, tokens, None] = found
+        [tokens, heads * dim]; where attention is traced, the product and the arrays of the first of both instead."""
+        found = self.calls.pop((0, tokens, kind), None) or self.make(0, tokens, kind)
+        self.calls[0, tokens, kind] = found
         return found[1:-1]
 
     def trace(self, rows: int, width: int) -> None:
@@ -437,7 +478,7 @@ class _Traces:
                 call(hidden, mx.zeros((rows, heads.heads, width, heads.dim), hidden.dtype), offset)
 
     def _compiled(self, part: _Between, rows: int, kind: Hashable) -> Traced:
-        attention = self._attention
+        attention: TracedAttention | PackedAttention | None = self._attention if rows else self._packed
 
         def run(arrays: list[mx.array], inputs: mx.array, *given: mx.array) -> Sequence[mx.array]:
             own = filled(part, iter(arrays))

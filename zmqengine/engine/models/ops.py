@@ -20,23 +20,19 @@ Product = Callable[[mx.array, Linear], mx.array]
 QKV = Sequence[mx.array]
 """Queries, keys and values, or arrays from which `Ops.attend` computes them."""
 
-PackedAttend = Callable[[int, mx.array], mx.array]
-"""Attention of all segments of a packed step in one layer: takes the layer's number and its product [tokens, outputs],
-writes keys and values, and returns [tokens, heads * dim]."""
-
 
 class StepAttention(NamedTuple):
     """The attention of a step, as what a traced call takes of it.
 
     `kind`: what is fixed in a trace beside the shapes of arrays, and not None. `shared`: arrays that every layer takes
-    before its own, which are in `layers`. `wrote`: for each layer, to be called once its attention is built; returns
-    whether the device should start on it.
+    before its own, which are in `layers`. `wrote`: for each layer, to be called with an array that its attention is
+    computed for; returns whether the device should start on that.
     """
 
     kind: Hashable
     shared: list[mx.array]
     layers: Sequence[list[mx.array]]
-    wrote: Sequence[Callable[[], bool]]
+    wrote: Sequence[Callable[[mx.array], bool]]
 
 
 class TracedAttention(Protocol):
@@ -55,6 +51,19 @@ class TracedAttention(Protocol):
     def attend(self, kind: Any, heads: HeadShape, product: mx.array, *arrays: mx.array) -> mx.array:
         """Write keys and values of a layer, and attend: takes the layer's product [tokens, outputs] and its arrays,
         returns [tokens, heads * dim]. It depends on nothing else."""
+        ...
+
+
+class PackedAttention(Protocol):
+    """`TracedAttention` of all segments of a packed step together."""
+
+    def step(self, segments: Sequence[tuple[list[Any], int]], tokens: int) -> StepAttention | None:
+        """The attention of a step of these segments, (caches, width) each, padded to `tokens`; None where they attend
+        each for itself."""
+        ...
+
+    def attend(self, kind: Any, heads: HeadShape, product: mx.array, *arrays: mx.array) -> mx.array:
+        """See `TracedAttention`; zeros for padding."""
         ...
 
 
@@ -134,11 +143,8 @@ class Ops(Protocol):
         """The attention of these layers as a part of what is traced; None where there is none."""
         ...
 
-    def attend_packed(
-        self, layers: Sequence[HeadShape], segments: Sequence[tuple[list[Any], int]], tokens: int
-    ) -> PackedAttend | None:
-        """The attention of all `segments` of a packed step together, (caches, width) each; None where each attends on
-        its own. `tokens`: those of the step with padding."""
+    def packed_attention(self, layers: Sequence[HeadShape]) -> PackedAttention | None:
+        """The attention of packed steps of these layers; None where each segment attends for itself."""
         ...
 
     def variants(self, linear: Linear, rows: int) -> Mapping[str, Product]:
@@ -260,10 +266,8 @@ class PlainOps:
         """None: MLX has no call that writes in place."""
         return None
 
-    def attend_packed(
-        self, layers: Sequence[HeadShape], segments: Sequence[tuple[list[Any], int]], tokens: int
-    ) -> PackedAttend | None:
-        """None: MLX has no attention over several arrays of keys."""
+    def packed_attention(self, layers: Sequence[HeadShape]) -> PackedAttention | None:
+        """None: a call for each segment."""
         return None
 
     def variants(self, linear: Linear, rows: int) -> Mapping[str, Product]:
