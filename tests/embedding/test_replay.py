@@ -243,6 +243,20 @@ def test_padding_that_takes_time_is_half_of_a_shape_at_most() -> None:
     assert replays.begin([[5] * 5000], []) is None
 
 
+@pytest.mark.parametrize(("length", "shapes_count"), [(3, 1), (2, 2)])
+def test_padding_takes_no_longer_than_to_launch_another_shape(length: int, shapes_count: int) -> None:
+    """A rectangle of 12 rows and 8 columns has 55 tokens of padding, or 66."""
+    shapes = []
+
+    def forward(batch: Any) -> mx.array:
+        shapes.append(batch._texts)
+        return mx.zeros((batch._texts, 4))
+
+    replays = Replays(forward, context_tokens=512, free_tokens=64, tokens_max=4096, heads=4)
+    replays.begin([[5] * 8, *[[6] * length] * 11], [])
+    assert len(shapes) == shapes_count
+
+
 def test_on_metal_a_batch_that_fills_the_device_is_not_padded(
     on_a_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,9 +70,10 @@ class Replays:
             order = order[rows:]
 
     def _fits(self, rows: int, columns: int, tokens: int) -> bool:
-        """Whether texts of `tokens` may share a shape: at most half of it is padding, or as much as takes no time."""
+        """Whether texts of `tokens` may share a shape: at most half of it is padding, or as much as takes no longer
+        than to launch another shape."""
         size = rounded(rows, ROWS_BY_POWER) * columns
-        most = min(self._tokens_max, max(self._free_tokens, 2 * tokens))
+        most = min(self._tokens_max, tokens + max(self._free_tokens, tokens))
         return size <= most and size * columns <= self._scores_max
 
     def _columns(self, length: int) -> int:
