@@ -111,19 +111,23 @@ def embed_of(
     texts: Sequence[TextIds], output: VectorKind, dimensions: int | None, options: EmbedOptions
 ) -> Embed:
     """The embed command of these texts, without its call and epoch. Raises `BadRequest`, naming the field."""
-    pairs = any(text.second for text in texts)
     command = Embed(
         call=0,
         request=secrets.token_hex(8),
         epoch=bytes(8),
-        texts=[text.ids for text in texts],
+        texts=[[0]],
         output=output,
-        second=[text.second for text in texts] if pairs else [],
         dimensions=dimensions,
         priority=options.get("priority", BATCH),
         deadline_ms=options.get("deadline_ms"),
     )
-    return checked_command(command, _embed_decoder)
+    pairs = any(text.second for text in texts)
+    # The ids are a tokenizer's, or were checked when they were given.
+    return msgspec.structs.replace(
+        checked_command(command, _embed_decoder),
+        texts=[text.ids for text in texts],
+        second=[text.second for text in texts] if pairs else [],
+    )
 
 
 def request_of(command: Embed) -> Request:
