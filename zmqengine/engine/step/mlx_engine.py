@@ -120,7 +120,7 @@ class MlxEngine:
         self._saw = False
         self._pooling: Pooling | None = None
         self._texts: Texts | None = None
-        self._text_pace = TextPace(by_layers=not device.is_gpu)
+        self._text_pace = TextPace()
         self._store = PrefixCache(model, self._abilities.layout, prompt_cache_bytes, {"model": info.name})
         if self._abilities.uncacheable_reason:
             log.warning(
@@ -227,7 +227,7 @@ class MlxEngine:
 
     def _read_layers(self, texts: Texts, tokens_max: int, result: StepResult) -> float:
         """Compute layers of a chunk of texts in a share of a step's time, or build a chunk; returns the seconds."""
-        tokens = self._text_pace.choose(tokens_max, self._pace.plain_s, self._steps)
+        tokens = self._text_pace.choose(tokens_max, self._pace.plain_s)
         if not tokens:
             return 0.0
         # So that the step in flight is not timed with them. On a CPU nothing is gained by going ahead of it.
@@ -252,7 +252,7 @@ class MlxEngine:
             own = tokens_max // 4
             self._text_pace.plain_s = 0.0
         elif self._decode.rows and self._pace.target_s:
-            own = self._text_pace.choose(tokens_max, self._pace.plain_s, self._steps)
+            own = self._text_pace.choose(tokens_max, self._pace.plain_s)
         else:
             own = tokens_max
             self._text_pace.plain_s = 0.0

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 SHARE = 0.35
-"""Time of texts in a step, as a share of the time of one without: streams then keep within `1 + LONG` of it."""
-LONG = 0.5
-"""Share from which on a step is a long one."""
-LONG_STEPS = 208
-"""Steps between two long ones. The device may compute the texts of one in the next step, too: with it they are fewer
-than one of a hundred."""
+"""Time of texts in a step, as a share of the time of one without: streams then keep within 1.5 of it."""
 TOKENS_MIN = 4
 """Fewer tokens take as long: that of the calls of a further segment, or of a layer."""
 TOKENS_START = 16
@@ -18,60 +13,42 @@ _NEW = 0.2
 _GAIN = 0.2
 # Steps without texts, so that these can be timed: as many as a chunk may show in, and one.
 _PERIOD, _REST = 64, 4
-# One of so many long steps has the least number of tokens, to see whether that makes it long at all.
-_LONG_PERIOD = 8
 
 
 class TextPace:
     """Tokens of texts in a step, which follow the measured times of steps with and without.
 
-    Where texts are computed `by_layers` they are tokens of one layer. Where the least number takes more than its share,
-    texts wait for the steps that pay for them. Where any number makes a step of a GPU a long one, as the calls take the
-    time, one step of `LONG_STEPS` has as many as a chunk may have.
+    Where texts are computed by layers they are tokens of one layer. Where the least number takes more than its share,
+    texts wait for the steps that pay for them.
     """
 
-    def __init__(self, *, by_layers: bool) -> None:
-        self._by_layers = by_layers
+    def __init__(self) -> None:
         self._tokens = float(TOKENS_START)
         self._steps = 0
-        self._long_steps = 0
-        self._next_long_step = 0
-        self._is_long = False
         # In plain steps: time that may be taken, and what the texts of a step take.
         self._credit = 0.0
         self._extra = 0.0
         self.plain_s = 0.0
         """Seconds of a step without texts, 0 while no rows decode or prompts wait, whose pace counts then."""
 
-    def choose(self, tokens_max: int, plain_s: float, step: int) -> int:
+    def choose(self, tokens_max: int, plain_s: float) -> int:
         """Tokens of texts in this step, at most `tokens_max`.
 
-        `plain_s`: seconds of a step without texts; 0 until one was timed, which waits for that. `step`: its number.
+        `plain_s`: seconds of a step without texts; 0 until one was timed, which waits for that.
         """
         self.plain_s = plain_s
-        self._is_long = False
         if not plain_s:
             return 0
         self._steps += 1
         self._credit = min(self._credit + SHARE, max(SHARE, self._extra))
         is_least = self._tokens < TOKENS_MIN + 1
-        if is_least and self._extra > LONG and not self._by_layers:
-            return self._choose_long(tokens_max, step)
         if self._steps % _PERIOD < _REST or (is_least and self._credit < self._extra):
             return 0
         return min(int(self._tokens), tokens_max)
 
-    def _choose_long(self, tokens_max: int, step: int) -> int:
-        if step < self._next_long_step:
-            return 0
-        self._next_long_step = step + LONG_STEPS
-        self._long_steps += 1
-        self._is_long = self._long_steps % _LONG_PERIOD != 0
-        return tokens_max if self._is_long else min(TOKENS_MIN, tokens_max)
-
     def record(self, tokens: int, seconds: float) -> None:
         """Learn from a step with `tokens` of texts."""
-        if not self.plain_s or self._is_long:
+        if not self.plain_s:
             return
         extra = min(max(0.0, seconds / self.plain_s - 1), _EXTRA_MAX)
         self._extra += _NEW * (extra - self._extra)
