@@ -145,6 +145,15 @@ def prompts_in_place(monkeypatch: pytest.MonkeyPatch, kernels: Any) -> list[int]
 
 
 @pytest.mark.usefixtures("arithmetic")
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16])
+def test_prompts_in_half_precision_are_appended_in_place(dtype):
+    model = model_on_kernels(dtype)
+    caches = kv.new_caches(model)
+    kv.prefill_row(model, caches, [1, 2, 3])
+    assert [cache.can_write_here(5, dtype) for cache in caches] == [dtype == mx.float16] * len(caches)
+
+
+@pytest.mark.usefixtures("arithmetic")
 @pytest.mark.parametrize("chunk", [512, 48])
 @pytest.mark.parametrize("drafts", [None, "waiting"])
 def test_prompts_that_begin_alike_do_not_write_into_each_other(

@@ -66,7 +66,11 @@ class CudaOps(PlainOps):
         return kv.RowKVCache()
 
     def make_room(self, layers: Sequence[HeadShape], caches: Sequence[Any], width: int) -> None:
-        """See `Ops`. MLX's own growth and writes are six kernels a layer."""
+        """See `Ops`. MLX's own growth and writes are six kernels a layer.
+
+        Float32 is left to MLX: on an H200 a batch was wrong into which a prompt of three tokens, appended in place, was
+        merged before it was computed. Longer ones have no kernel anyway.
+        """
         kv_kernels.make_room(
             [
                 (heads, cache)
@@ -74,6 +78,7 @@ class CudaOps(PlainOps):
                 if type(cache) is kv.RowKVCache
                 and not cache.can_write_here(width, heads.dtype)
                 and appends(heads, width)
+                and attention.by_tensor_cores(heads.dtype, heads.dim)
             ],
             width,
         )
