@@ -129,6 +129,9 @@ class Provided:
         assert expression == f"mlx::core::cu::{name}"
         self._found.add((name, source.decode()))
 
+    def provide_later(self, kernels: Sequence[tuple[str, str, bytes]]) -> None:
+        """Nothing: what is needed is provided then."""
+
 
 def generated(
     name: str,

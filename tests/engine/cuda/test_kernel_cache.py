@@ -6,6 +6,7 @@ import ctypes
 import math
 import os
 import tempfile
+import threading
 from collections.abc import Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -159,6 +160,28 @@ def build_every_kernel() -> None:
     draw_kernel.choose(zeros(1, 1000), plan, 0)
     kv_kernels.move_rows([(keys, keys)], [(keys, keys)], [Move(1, 0, 0, 0, 2)])
     kv_kernels.CudaKernels().repack((keys, keys), mx.zeros((2, 64), mx.int32), 2)
+
+
+def test_draws_of_more_tokens_are_compiled_before_there_are_so_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a thread: to compile a kernel is a pause of a second."""
+    compiler = FakeCompiler()
+    cache = opened(tmp_path, compiler)
+    monkeypatch.setattr(kernel, "kernel_cache", lambda: cache)
+    monkeypatch.setattr(mx.fast, "cuda_kernel", lambda **_: lambda **_: [])
+    forget()
+    draw_kernel._kernel(16, BFLOAT16)
+    for thread in threading.enumerate():
+        if thread.name == "kernels":
+            thread.join()
+    known = {name.rpartition("draw_tokens_")[2] for name in compiler.compiled}
+    assert known == {f"{count}_bfloat16_t_7" for count in (16, 32, 64, 128, 256)}
+    compiler.compiled.clear()
+    for count in (32, 256):
+        draw_kernel._kernel(count, BFLOAT16)
+    forget()
+    assert not compiler.compiled
 
 
 def test_every_kernel_compiles_for_every_device(

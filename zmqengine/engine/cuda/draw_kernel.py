@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from zmqengine.engine.cuda.kernel import Kernel, Variant
+from zmqengine.engine.cuda.kernel import Kernel, Template, Variant, provide_later
 from zmqengine.engine.cuda.kernel_text import kernel_text
 from zmqengine.engine.cuda.resident import WORDS, resident
 from zmqengine.engine.row import Row
@@ -18,7 +18,8 @@ from zmqengine.engine.sampling.draw import inverse_temperature, top_k_of
 
 _THREADS = 1024
 _PAIR = 2
-_PAIRS_MIN = 16
+# Pairs of tokens that a kernel writes: for 32 tokens, and up to 64 rows with verify blocks of 8.
+_PAIR_COUNTS = (16, 32, 64, 128, 256)
 _NOT_FINITE = 1 << 31
 
 
@@ -111,7 +112,7 @@ def choose(logits: mx.array, plan: mx.array, drawn: int, width: int = 1) -> Toke
     `plan` comes from `columns`; `drawn`: tokens that each row has drawn since then.
     """
     count = logits.shape[0]
-    pair_count = max(_PAIRS_MIN, 1 << (-(-count // _PAIR) - 1).bit_length())
+    pair_count = max(_PAIR_COUNTS[0], 1 << (-(-count // _PAIR) - 1).bit_length())
     tokens, *pairs = _kernel(pair_count, logits.dtype)(
         inputs=[logits, plan, mx.array([drawn, width])],
         grid=(count * _THREADS, 1, 1),
@@ -134,6 +135,22 @@ def read(pairs: Sequence[mx.array], count: int) -> tuple[list[int], list[float]]
 
 @cache
 def _kernel(pair_count: int, dtype: mx.Dtype) -> Variant:
+    _provide_more(dtype)
+    kernel, arguments = _described(pair_count, dtype)
+    return kernel.variant(*arguments)
+
+
+@cache
+def _provide_more(dtype: mx.Dtype) -> None:
+    """Have the kernels for more tokens compiled before there are so many: that would be a pause of a second."""
+    described = [_described(pair_count, dtype) for pair_count in _PAIR_COUNTS]
+    provide_later([kernel.to_provide(*arguments) for kernel, arguments in described])
+
+
+def _described(
+    pair_count: int, dtype: mx.Dtype
+) -> tuple[Kernel, tuple[Template, list[mx.Dtype], list[mx.Dtype]]]:
+    """The kernel that writes up to so many pairs of tokens, and what `Kernel.variant` takes for it."""
     # Arrays of 8 bytes are in host memory that the device maps, so no page migrates when the host reads them
     # (mlx/backend/cuda/allocator.cpp, SmallSizePool).
     names = [f"pair_{index}" for index in range(pair_count)]
@@ -150,4 +167,4 @@ def _kernel(pair_count: int, dtype: mx.Dtype) -> Variant:
         source=write_pair + kernel_text("draw.cu"),
     )
     template = [("T", dtype), ("COLUMNS", _COLUMNS)]
-    return kernel.variant(template, [dtype, mx.int32, mx.int32], [mx.uint32] * (1 + pair_count))
+    return kernel, (template, [dtype, mx.int32, mx.int32], [mx.uint32] * (1 + pair_count))

@@ -65,13 +65,19 @@ class Kernel:
             shared_memory=shared_memory,
         )
 
+    def to_provide(
+        self, template: Template, inputs: Sequence[mx.Dtype], outputs: Sequence[mx.Dtype]
+    ) -> tuple[str, str, bytes]:
+        """The arguments of `KernelCache.provide` for this variant."""
+        name, text = self.generated(template, inputs, outputs)
+        return name, f"mlx::core::cu::{name}", text.encode()
+
     def variant(self, template: Template, inputs: Sequence[mx.Dtype], outputs: Sequence[mx.Dtype]) -> Variant:
         """The kernel with these template arguments, for arrays of these types. Callers keep it, since it is looked for
         on disk."""
         kept = kernel_cache()
         if kept is not None:
-            name, text = self.generated(template, inputs, outputs)
-            kept.provide(name, f"mlx::core::cu::{name}", text.encode())
+            kept.provide(*self.to_provide(template, inputs, outputs))
         return partial(self._call, template=list(template), output_dtypes=list(outputs))
 
     def generated(
@@ -101,6 +107,13 @@ class Kernel:
             + ",\n    ".join(parameters)
             + f") {{\n{constants}{chr(10) if template else ''}{self._source}\n}}\n\n}} // namespace mlx::core::cu\n"
         )
+
+
+def provide_later(kernels: Sequence[tuple[str, str, bytes]]) -> None:
+    """Have kernels, as `Kernel.to_provide` describes them, compiled by a thread, if this process keeps any."""
+    kept = kernel_cache()
+    if kept is not None:
+        kept.provide_later(kernels)
 
 
 @cache

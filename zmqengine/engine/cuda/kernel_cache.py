@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from zmqengine.engine.cuda.nvrtc import Compiled, Nvrtc, NvrtcError
@@ -59,6 +60,15 @@ class KernelCache:
         self.counts[origin] += 1
         took_ms = round((time.perf_counter() - began_s) * 1e3)
         log.debug("kernel", extra={"name_of_file": module, "origin": origin, "ms": took_ms, "reason": reason})
+
+    def provide_later(self, kernels: Sequence[tuple[str, str, bytes]]) -> None:
+        """`provide` each of these in a thread, since they are needed only once there is more to compute."""
+
+        def provide() -> None:
+            for kernel in kernels:
+                self.provide(*kernel)
+
+        threading.Thread(target=provide, name="kernels", daemon=True).start()
 
     def _is_there(self, module: str) -> bool:
         try:
