@@ -59,7 +59,7 @@ class DecoderModel:
         self.windows = [(window, windows.index(window)) for window in dict.fromkeys(windows)]
         self.traced_attention = ops.traced_attention(self.heads) if traces_attention else None
         """Attention as a part of what is traced; None where it is called apart."""
-        self._packed_attention = ops.packed_attention(self.heads)
+        self._packed_attention = ops.packed_attention(self.heads) if traces_attention else None
         self._traces = _Traces(weights, ops, self.traced_attention, self._packed_attention)
 
     def make_cache(self) -> list[Any]:
@@ -100,7 +100,8 @@ class DecoderModel:
         # The last one is the last in use. A method for this would be one more call of Python's a step.
         calls[key] = traced
         if attention:
-            return _step(traced, inputs, attention)
+            hidden, *product = traced[0](inputs)
+            return _replayed(traced[1:], hidden, product, attention)[0]
         masks = {}
         for window, first in self.windows:
             masks[window] = self.ops.mask(caches[first], width, window)
@@ -187,15 +188,11 @@ class DecoderModel:
     ) -> tuple[mx.array, mx.array]:
         """Hidden states before the last attention and its output, where all segments attend in one call."""
         assert self._packed_attention is not None
-        shared = attention.shared
-        *layers, (last_arrays, last_wrote) = zip(attention.layers, attention.wrote, strict=True)
         calls = self._traces.between(hidden.shape[0], attention.kind)
-        for call, (arrays, wrote) in zip(calls, layers, strict=True):
-            hidden, product = call(hidden, product, *shared, *arrays)
-            if wrote(hidden):
-                mx.async_eval(hidden, product)  # type: ignore[no-untyped-call]
-        every = self._packed_attention.attend(attention.kind, self.heads[-1], product, *shared, *last_arrays)
-        last_wrote(every)
+        hidden, (product,) = _replayed(calls, hidden, [product], attention)
+        given = product, *attention.shared, *attention.layers[-1]
+        every = self._packed_attention.attend(attention.kind, self.heads[-1], *given)
+        attention.wrote[-1](every)
         return hidden, every
 
     def _attended_apart(
@@ -331,14 +328,15 @@ class _Attention:
         return attend(qkv, heads, self.offset, cache, mask)
 
 
-def _step(traced: Sequence[Traced], inputs: mx.array, attention: StepAttention) -> mx.array:
-    """Logits [rows, width, vocab] of a step whose attention is traced."""
-    hidden, *product = traced[0](inputs)
-    for call, arrays, wrote in zip(traced[1:], attention.layers, attention.wrote, strict=True):
+def _replayed(
+    calls: Sequence[Traced], hidden: mx.array, product: Sequence[mx.array], attention: StepAttention
+) -> tuple[mx.array, Sequence[mx.array]]:
+    """Hidden states and the product behind as many layers as there are `calls`, from those of the first layer."""
+    for call, arrays, wrote in zip(calls, attention.layers, attention.wrote, strict=False):
         hidden, *product = call(hidden, *product, *attention.shared, *arrays)
         if wrote(hidden):
             mx.async_eval(hidden, *product)  # type: ignore[no-untyped-call]
-    return hidden
+    return hidden, product
 
 
 def _by_token(attended: mx.array) -> mx.array:
