@@ -136,8 +136,8 @@ def life(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RandomLife]
 @pytest.mark.parametrize("life", range(4), indirect=True)
 def test_bounds_hold_in_every_phase_and_nothing_stays(life: RandomLife) -> None:
     """Each request that was accepted has one terminal answer, whatever hangs meanwhile."""
-    for _ in range(600):
+    for _ in range(1800):
         life.act()
     life.finish()
-    # How many depends on threads: 17 to 40 on an idle machine, 10 on a busy one.
-    assert life.refusals
+    # Their number depends on threads: of 600 acts, 17 to 40 on an idle machine and 10 on a busy one.
+    assert life.refusals > 10
