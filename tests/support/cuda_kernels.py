@@ -130,7 +130,7 @@ class Provided:
         self._found.add((name, source.decode()))
 
     def provide_later(self, kernels: Sequence[tuple[str, str, bytes]]) -> None:
-        """Nothing: what is needed is provided then."""
+        """Does nothing: a kernel is provided at its first use."""
 
 
 def generated(
@@ -251,6 +251,14 @@ def around(array: mx.array, rows: int, columns: int) -> np.ndarray:
     return np.lib.stride_tricks.as_strided(given, shape, given.strides)
 
 
+def marks_around(hidden: mx.array, rows: int, columns: int) -> np.ndarray:
+    """The marks of gaps, of which `hidden` has at least the first; one mark alone stands for none."""
+    marks = memory(hidden)
+    if marks.strides[0] == marks.itemsize:
+        return marks
+    return np.lib.stride_tricks.as_strided(marks, (rows, columns), marks.strides)
+
+
 def rotate_packed(inputs: Arrays, facts: Facts, shapes: Any) -> list[mx.array]:
     """rotary_heads.cu, of tokens whose places are in a table; queries of padding are not initialised"""
     product, places, freqs, query_norm, key_norm, *arrays = inputs
@@ -294,10 +302,7 @@ def attend(inputs: Arrays, _: Facts, shapes: Sequence[tuple[int, ...]]) -> list[
     place = mx.arange(columns)[None, None, None]
     mask = place >= starts[:, None, None, None]
     mask = mask & (place <= (columns - width + mx.arange(width))[None, None, :, None])
-    marks = memory(hidden)
-    if marks.strides[0] > marks.itemsize:
-        marks = np.lib.stride_tricks.as_strided(marks, (rows, columns), marks.strides)
-        mask = mask & (mx.array(marks)[:, None, None] == 0)
+    mask = mask & (mx.array(marks_around(hidden, rows, columns))[:, None, None] == 0)
     factor: Any = scale.item()
     # The kernel does not read the others, which may be NaN.
     seen = mx.any(mask, axis=2)[..., None]
@@ -323,13 +328,11 @@ def attend_packed(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]
             continue
         *keys_values, hidden = arrays[3 * segment : 3 * segment + 3]
         keys, values = (mx.array(around(array, row + 1, end)[row:]) for array in keys_values)
-        marks = memory(hidden)
-        if marks.strides[0] > marks.itemsize:
-            marks = np.lib.stride_tricks.as_strided(marks, (row + 1, end), marks.strides)[row:]
+        marks = mx.array(marks_around(hidden, row + 1, end)[-1:])
         found = attend(
             [
                 queries[token : token + width].transpose(1, 0, 2)[None], keys, values,
-                mx.array([first]), mx.array([end]), mx.array(marks), scale,
+                mx.array([first]), mx.array([end]), marks, scale,
             ],
             facts,
             shapes,

@@ -1,4 +1,4 @@
-"""Where every layer of a step is written in place, its attention is a part of the layer's trace."""
+"""Attention inside the trace of its layer, in steps that write every layer in place."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def caches_of(
 def test_kernels_find_rows_and_columns_by_strides(
     monkeypatch: pytest.MonkeyPatch, as_written: bool, columns: int, rejected: list[int], width: int
 ) -> None:
-    """Of keys, values and marks they are given the first row and column; in one part of the columns or in several."""
+    """Kernels get the first row and column of keys, values and marks; the columns are one part or several."""
     if as_written and (on_cuda() or not cuda_on_cpu.COMPILER):
         pytest.skip("the device runs them" if on_cuda() else "g++ is not installed")
     called = [] if on_cuda() else cuda_kernels.stand_in(monkeypatch, as_written=as_written)
@@ -126,8 +126,8 @@ LENGTHS = [70, 30, 50, 61]
 
 @pytest.mark.skipif(on_cuda(), reason="MLX fuses what stands in for kernels, and rounds it otherwise")
 def test_a_trace_is_for_arrays_of_any_shape(launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Columns grow, rows go back by unlike counts, others join and leave: what is replayed is what was called each
-    time, and nothing is traced again but for another number of parts of the columns."""
+    """A replay equals the call while columns grow and rows roll back, join and leave; only another number of parts of
+    the columns makes another trace."""
 
     def run(model: DecoderModel) -> Iterator[mx.array]:
         for seed, (lengths, room, rejected, width) in enumerate(

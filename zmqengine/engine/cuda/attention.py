@@ -151,34 +151,48 @@ def _prepared(
     """The kernel bound to the arguments that are equal in every layer and step."""
     rows, heads, width, dim = shape
     kernel, blocks = _kernel(dtype, shape, key_heads)
-    first, join = by_parts(kernel, dtype, dim)[parts]
-    call: dict[str, Any] = {
-        "grid": (blocks[0] * WARPS * 32, blocks[1], parts),
-        "threadgroup": (WARPS * 32, 1, 1),
-    }
     # The model needs [rows, width, heads * dim]. For one token a row that is the same memory; for more, the kernel
     # writes it transposed, since a transposition is one more call.
     made = (rows, width, heads, dim) if width > 1 else shape
     if flat:
         made = rows * width, heads * dim
-    if parts == 1:
-
-        def compute(inputs: list[mx.array]) -> mx.array:
-            return first(inputs=inputs, output_shapes=[made], **call)[0]
-
-    else:
-        sums_shape = (rows, width, heads, parts, dim + 2)
-        joined: dict[str, Any] = {
-            "grid": (rows * heads * width * dim, 1, 1),
-            "threadgroup": (dim, 1, 1),
-            "output_shapes": [made],
-        }
-
-        def compute(inputs: list[mx.array]) -> mx.array:
-            sums = first(inputs=inputs, output_shapes=[sums_shape], **call)
-            return join(inputs=sums, **joined)[0]
-
+    variants = by_parts(kernel, dtype, dim)[parts]
+    compute = in_parts(variants, blocks, parts, (rows, width, heads), dim, made)
     return compute if flat or width == 1 else lambda inputs: compute(inputs).transpose(0, 2, 1, 3)
+
+
+def in_parts(
+    variants: tuple[Variant, Variant],
+    blocks: tuple[int, int],
+    parts: int,
+    queries: tuple[int, ...],
+    dim: int,
+    made: tuple[int, ...],
+) -> Callable[[list[mx.array]], mx.array]:
+    """The call of `variants`, those of `by_parts`, with the inputs of the first.
+
+    `blocks`: thread blocks for one part of the columns. The output has the shape `made`, `dim` numbers for each of
+    `queries`, the shape of the queries without their dimensions.
+    """
+    first, join = variants
+    call: dict[str, Any] = {
+        "grid": (blocks[0] * WARPS * 32, blocks[1], parts),
+        "threadgroup": (WARPS * 32, 1, 1),
+    }
+    if parts == 1:
+        return lambda inputs: first(inputs=inputs, output_shapes=[made], **call)[0]
+    sums_shape = (*queries, parts, dim + 2)
+    joined: dict[str, Any] = {
+        "grid": (math.prod(queries) * dim, 1, 1),
+        "threadgroup": (dim, 1, 1),
+        "output_shapes": [made],
+    }
+
+    def compute(inputs: list[mx.array]) -> mx.array:
+        sums = first(inputs=inputs, output_shapes=[sums_shape], **call)
+        return join(inputs=sums, **joined)[0]
+
+    return compute
 
 
 def fits(queries: mx.array, keys: mx.array) -> bool:
@@ -265,7 +279,7 @@ def _attending(kernel: AttentionKernel, suffix: str, end: str, made: mx.Dtype, p
 def scalar(value: float) -> mx.array:
     """A number as an array on the device, made once."""
     made = resident(mx.array([value], dtype=mx.float32).view(mx.int32)).view(mx.float32)
-    # A trace would repeat what is not evaluated.
+    # Evaluated here: a trace would contain the operations of an array that is not.
     mx.eval(made)
     return made
 

@@ -24,11 +24,9 @@ def appends(heads: HeadShape, width: int) -> bool:
     return heads.window is None and rotates(heads) and attention.supports(heads.dtype, heads.dim, width)
 
 
-def is_written_in_place(heads: HeadShape, cache: Any, width: int) -> bool:
-    """Whether `width` columns of each row are written into the arrays of `cache` by these kernels."""
-    if not isinstance(cache, kv.RaggedKVCache | kv.RowKVCache):
-        return False
-    return cache.can_write_here(width, heads.dtype) and appends(heads, width)
+def may_write(heads: HeadShape, cache: Any, width: int) -> bool:
+    """Whether `width` columns of each row may be written into the arrays of `cache`."""
+    return type(cache) in (kv.RaggedKVCache, kv.RowKVCache) and cache.can_write_here(width, heads.dtype)
 
 
 def attend_in_place(
@@ -62,7 +60,7 @@ class TracedInPlace:
 
     def step(self, caches: Sequence[Any], width: int, offset: mx.array) -> StepAttention | None:
         """See `TracedAttention`. None unless every layer may be written in place."""
-        assert width <= attention.ROW_WIDTH_MAX, "the kernel may not support so many tokens of a row"
+        assert width <= attention.ROW_WIDTH_MAX, "`appends` was asked for rows up to this width"
         for heads, cache in zip(self._layers, caches, strict=True):
             if type(cache) is not kv.RaggedKVCache or not cache.can_write_here(width, heads.dtype):
                 return None

@@ -25,11 +25,12 @@ from zmqengine.engine.cuda.attention_in_place import (
     TracedInPlace,
     appends,
     attend_in_place,
-    is_written_in_place,
+    may_write,
 )
 from zmqengine.engine.cuda.between_products import rotates
 from zmqengine.engine.cuda.packed_attention import TracedPacked
 from zmqengine.engine.models.decoder_weights import HeadShape, Linear, Norm
+from zmqengine.engine.models.few_sizes import few_sizes
 from zmqengine.engine.models.ops import (
     QKV,
     PackedAttention,
@@ -89,7 +90,7 @@ class CudaOps(PlainOps):
         MLX reuses a freed buffer only for about the same size, and chunks have all sizes: 480 allocations and releases
         a step took 8 ms of the host's time.
         """
-        return tokens if tokens <= _TILE else packed_attention.few_sizes(tokens, _TILE)
+        return tokens if tokens <= _TILE else few_sizes(tokens, _TILE)
 
     def add_and_norm(self, hidden: mx.array, added: mx.array, norm: Norm) -> tuple[mx.array, mx.array]:
         """See `Ops`."""
@@ -128,7 +129,7 @@ class CudaOps(PlainOps):
             (product,) = qkv
             offsets = offset if isinstance(offset, mx.array) else _position(offset)
             width = product.shape[-2] // offsets.shape[0]
-            if is_written_in_place(heads, cache, width):
+            if may_write(heads, cache, width) and appends(heads, width):
                 shape = offsets.shape[0], heads.heads, width, heads.dim
                 parts = attention.parts_of_rows(heads.dtype, shape, heads.key_heads, mask.columns)
                 spans = attention.arrays_of(mask)

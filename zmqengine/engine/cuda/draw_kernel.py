@@ -135,14 +135,17 @@ def read(pairs: Sequence[mx.array], count: int) -> tuple[list[int], list[float]]
 
 @cache
 def _kernel(pair_count: int, dtype: mx.Dtype) -> Variant:
-    _provide_more(dtype)
     kernel, arguments = _described(pair_count, dtype)
-    return kernel.variant(*arguments)
+    variant = kernel.variant(*arguments)
+    # After this one is on disk: the thread would compile it a second time.
+    _provide_more(dtype)
+    return variant
 
 
 @cache
 def _provide_more(dtype: mx.Dtype) -> None:
-    """Have the kernels for more tokens compiled before there are so many: that would be a pause of a second."""
+    """Compile the kernels for larger batches in a thread: compiled at its first use, one pauses every stream for a
+    second."""
     described = [_described(pair_count, dtype) for pair_count in _PAIR_COUNTS]
     provide_later([kernel.to_provide(*arguments) for kernel, arguments in described])
 
@@ -150,7 +153,7 @@ def _provide_more(dtype: mx.Dtype) -> None:
 def _described(
     pair_count: int, dtype: mx.Dtype
 ) -> tuple[Kernel, tuple[Template, list[mx.Dtype], list[mx.Dtype]]]:
-    """The kernel that writes up to so many pairs of tokens, and what `Kernel.variant` takes for it."""
+    """The kernel that writes up to `pair_count` pairs of tokens, and the arguments of `Kernel.variant` for it."""
     # Arrays of 8 bytes are in host memory that the device maps, so no page migrates when the host reads them
     # (mlx/backend/cuda/allocator.cpp, SmallSizePool).
     names = [f"pair_{index}" for index in range(pair_count)]

@@ -62,7 +62,7 @@ class KernelCache:
         log.debug("kernel", extra={"name_of_file": module, "origin": origin, "ms": took_ms, "reason": reason})
 
     def provide_later(self, kernels: Sequence[tuple[str, str, bytes]]) -> None:
-        """`provide` each of these in a thread, since they are needed only once there is more to compute."""
+        """`provide` each of these in a thread: kernels of larger batches, which a later step needs."""
 
         def provide() -> None:
             for kernel in kernels:

@@ -17,11 +17,13 @@ import numpy as np
 
 from zmqengine.engine import kv
 from zmqengine.engine.cuda import attention
+from zmqengine.engine.cuda.attention_in_place import may_write
 from zmqengine.engine.cuda.between_products import rotate_packed, rotates
 from zmqengine.engine.cuda.kernel import Variant
 from zmqengine.engine.cuda.kernel_text import for_each, kernel_text
 from zmqengine.engine.cuda.resident import resident
 from zmqengine.engine.models.decoder_weights import HeadShape
+from zmqengine.engine.models.few_sizes import few_sizes
 from zmqengine.engine.models.ops import StepAttention
 
 SEGMENTS = 8
@@ -53,7 +55,7 @@ class TracedPacked:
         if len(segments) > SEGMENTS:
             return None
         for caches, width in segments:
-            if not all(map(_may_write, self._layers, caches, repeat(width))):
+            if not all(map(may_write, self._layers, caches, repeat(width))):
                 return None
         spans = [_span(caches[0], width) for caches, width in segments]
         widths = [width for _, width in segments]
@@ -88,24 +90,13 @@ class TracedPacked:
         places, tiles, *rest = arrays
         marks, keys_values = rest[:SEGMENTS], rest[SEGMENTS:]
         queries = rotate_packed(heads, product, places, keys_values)
-        first, join = _variants(heads.dtype, heads.heads, heads.key_heads, heads.dim)[parts]
         inputs = [queries, tiles, attention.scalar(heads.scale)]
         for keys, values, hidden in zip(keys_values[::2], keys_values[1::2], marks, strict=True):
             inputs += [keys, values, hidden]
-        grid: dict[str, Any] = {
-            "grid": (count * heads.key_heads * attention.WARPS * 32, 1, parts),
-            "threadgroup": (attention.WARPS * 32, 1, 1),
-        }
-        made = tokens, heads.heads * heads.dim
-        if parts == 1:
-            return first(inputs=inputs, output_shapes=[made], **grid)[0]
-        sums = first(inputs=inputs, output_shapes=[(tokens, heads.heads, parts, heads.dim + 2)], **grid)
-        return join(
-            inputs=sums,
-            grid=(tokens * heads.heads * heads.dim, 1, 1),
-            threadgroup=(heads.dim, 1, 1),
-            output_shapes=[made],
-        )[0]
+        variants = _variants(heads.dtype, heads.heads, heads.key_heads, heads.dim)[parts]
+        each, made = (tokens, heads.heads), (tokens, heads.heads * heads.dim)
+        call = attention.in_parts(variants, (count * heads.key_heads, 1), parts, each, heads.dim, made)
+        return call(inputs)
 
 
 def supports(layers: Sequence[HeadShape]) -> bool:
@@ -118,16 +109,6 @@ def supports(layers: Sequence[HeadShape]) -> bool:
         and attention.by_tensor_cores(heads.dtype, heads.dim)
         for heads in layers
     )
-
-
-def few_sizes(count: int, least: int = 1) -> int:
-    """`count` or a little more: one of four numbers between two powers of two, and a multiple of `least`."""
-    multiple = max(least, 1 << max(0, (count - 1).bit_length() - 3))
-    return -(-count // multiple) * multiple
-
-
-def _may_write(heads: HeadShape, cache: Any, width: int) -> bool:
-    return type(cache) in (kv.RaggedKVCache, kv.RowKVCache) and cache.can_write_here(width, heads.dtype)
 
 
 def _wrote(caches: Sequence[Any], widths: Sequence[int], done: mx.array) -> bool:

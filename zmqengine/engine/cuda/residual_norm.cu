@@ -1,5 +1,5 @@
 // The sum of a row of the residual stream and of a product, and that sum normalised: w * s / rms(s). A block takes a row.
-// The same numbers are rounded to T as by separate kernels.
+// Intermediate results are rounded to T, as they are between separate kernels.
   struct alignas(4 * sizeof(T)) Four { T at[4]; };
   struct alignas(4 * sizeof(A)) FourAdded { A at[4]; };
   constexpr int EACH = (N / 4 + THREADS - 1) / THREADS;

@@ -9,6 +9,7 @@ import numpy as np
 
 from zmqengine.checkpoint.encoder_batch import SCORES_BYTES_MAX
 from zmqengine.engine.embedding.padded import Padded
+from zmqengine.engine.models.few_sizes import few_sizes
 
 ROWS_BY_POWER, TOKENS_BY_POWER = 8, 64
 """Up to these, rows and tokens of a shape are powers of two, beyond them four numbers between two powers: few shapes
@@ -117,5 +118,4 @@ def _rectangle(texts: Sequence[Sequence[int]], rows: int, columns: int) -> np.nd
 def rounded(count: int, by_power: int) -> int:
     """`count`, at least 1, up to a power of two, and beyond `by_power` up to one of four numbers between two powers."""
     power = 1 << (count - 1).bit_length()
-    step = power if power <= by_power else power // 8
-    return -(-count // step) * step
+    return power if power <= by_power else few_sizes(count)

@@ -372,17 +372,20 @@ class KVBatch:
         rows_before = np.array(indices, np.int32)[:, None] * self._room
         places = mx.array(np.where(order < 0, order, order + rows_before))
         rows = count + more_rows
-        rows += int(rows * _SPARE_ROWS_SHARE) or self._may_spare(order.shape[1])
+        rows += self._spare_rows(rows, order.shape[1])
         for layer in self._ragged:
             layer.repack(self._kernels, places, rows)
         layout.replaced()
         layout.set_rows(lengths, columns)
 
-    def _may_spare(self, columns: int) -> bool:
-        """Whether an empty row of so many columns is within `KVKernels.empty_bytes_max`."""
+    def _spare_rows(self, rows: int, columns: int) -> int:
+        """Empty rows to allocate beside `rows` of `columns` columns: a share of them, or one of at most
+        `KVKernels.empty_bytes_max`."""
+        if share := int(rows * _SPARE_ROWS_SHARE):
+            return share
         keys = self._ragged[0].all_rows()[0]
         row_bytes = self._allocated_bytes // keys.shape[0] * columns // keys.shape[2]
-        return row_bytes <= self._kernels.empty_bytes_max
+        return int(row_bytes <= self._kernels.empty_bytes_max)
 
     def _keep_by_copy(self, indices: Sequence[int]) -> None:
         layout = self._layout

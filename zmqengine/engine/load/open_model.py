@@ -97,7 +97,7 @@ def open_model(
 
 
 def _on_kernels(decoder: DecoderModel, ops: Ops, *, is_exact: bool) -> tuple[DecoderModel, str]:
-    """A decoder on `ops` as far as it computes what `decoder` does, else that one; and its description."""
+    """The fastest decoder on `ops` whose logits agree with those of `decoder`, else that one; and its description."""
     wanted = _many_logits(decoder)
     tuned = DecoderModel(decoder.weights, ops)
     if _alike(wanted, lambda: _many_logits(tuned), is_exact=is_exact):

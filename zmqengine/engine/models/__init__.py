@@ -10,4 +10,5 @@ cpu_ops.py      those of a CPU
 cpu_math.py     exp and activations for CPUs
 decoder.py      the forward pass, of a rectangle of tokens or of the segments of a packed step
 tree.py         weights as a list of arrays, and back
+few_sizes.py    sizes of arrays rounded up, for traces and freed buffers
 """

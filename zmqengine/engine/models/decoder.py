@@ -58,7 +58,7 @@ class DecoderModel:
         # Window (None for full attention) -> the first layer that has it: such layers share a mask.
         self.windows = [(window, windows.index(window)) for window in dict.fromkeys(windows)]
         self.traced_attention = ops.traced_attention(self.heads) if traces_attention else None
-        """Attention as a part of what is traced; None where it is called apart."""
+        """Attention inside the traces of the layers; None where it is a call of its own."""
         self._packed_attention = ops.packed_attention(self.heads) if traces_attention else None
         self._traces = _Traces(weights, ops, self.traced_attention, self._packed_attention)
 

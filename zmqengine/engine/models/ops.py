@@ -22,11 +22,11 @@ QKV = Sequence[mx.array]
 
 
 class StepAttention(NamedTuple):
-    """The attention of a step, as what a traced call takes of it.
+    """The attention of a step: the arguments that the traces of the layers take for it.
 
-    `kind`: what is fixed in a trace beside the shapes of arrays, and not None. `shared`: arrays that every layer takes
-    before its own, which are in `layers`. `wrote`: for each layer, to be called with an array that its attention is
-    computed for; returns whether the device should start on that.
+    `kind`: constants of a trace other than array shapes, such as numbers of thread blocks; never None. `shared`: arrays
+    that every layer takes before its own, which are in `layers`. `wrote`: for each layer, to be called with an array
+    that depends on its attention; returns whether the device should start on that array.
     """
 
     kind: Hashable
@@ -36,8 +36,7 @@ class StepAttention(NamedTuple):
 
 
 class TracedAttention(Protocol):
-    """Attention of a model's layers that can be a part of what is traced: a layer's keys and values are arrays that it
-    writes in place."""
+    """Attention inside the traces of a model's layers; it writes the keys and values of a layer in place."""
 
     def step(self, caches: Sequence[Any], width: int, offset: mx.array) -> StepAttention | None:
         """The attention of a step that was begun; None where a layer is not written in place. `offset`: position of
@@ -58,8 +57,8 @@ class PackedAttention(Protocol):
     """`TracedAttention` of all segments of a packed step together."""
 
     def step(self, segments: Sequence[tuple[list[Any], int]], tokens: int) -> StepAttention | None:
-        """The attention of a step of these segments, (caches, width) each, padded to `tokens`; None where they attend
-        each for itself."""
+        """The attention of a step of these segments, (caches, width) each, padded to `tokens`; None where each segment
+        attends on its own."""
         ...
 
     def attend(self, kind: Any, heads: HeadShape, product: mx.array, *arrays: mx.array) -> mx.array:
@@ -140,11 +139,11 @@ class Ops(Protocol):
         ...
 
     def traced_attention(self, layers: Sequence[HeadShape]) -> TracedAttention | None:
-        """The attention of these layers as a part of what is traced; None where there is none."""
+        """Attention inside the traces of these layers; None where a trace cannot contain it."""
         ...
 
     def packed_attention(self, layers: Sequence[HeadShape]) -> PackedAttention | None:
-        """The attention of packed steps of these layers; None where each segment attends for itself."""
+        """The attention of packed steps of these layers; None where each segment attends on its own."""
         ...
 
     def variants(self, linear: Linear, rows: int) -> Mapping[str, Product]:
