@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,36 +15,71 @@ import pytest
 from tests.embedding import test_equality
 from tests.embedding.checkpoints import NAMES, case, engine_of, run, write
 from tests.embedding.test_engine import INFO, Clock, CountedModel
+from tests.support import cuda_kernels, cuda_on_cpu
 from tests.support.calls import calls_of
 from zmqengine.checkpoint.recipe import read_recipe
+from zmqengine.engine.cuda import kernel, text_kernels
+from zmqengine.engine.cuda.text_kernels import supports
 from zmqengine.engine.embedding import attention, encoder_model, engine, opening, packing, padded
+from zmqengine.engine.embedding.encoder_model import TextEncoder
 from zmqengine.engine.embedding.encoders import activations
 from zmqengine.engine.embedding.engine import EmbeddingEngine
 from zmqengine.engine.embedding.padded import Padded
-from zmqengine.engine.embedding.replay import Replays, rounded
+from zmqengine.engine.embedding.replay import RaggedReplays, Replays, rounded
+from zmqengine.engine.host.backend import on_cuda
 from zmqengine.engine.interface import TextsRequest, VectorEngine
 
 THEIR_OPERATIONS = 343
 """MLX operations of mlx-embeddings 0.1.0 for one text, by a BERT of six layers in float32; a norm counts as one."""
 THEIR_CALLS = 467
 """Python calls of mlx-embeddings that build them."""
+THEIR_KERNELS = 142
+"""Kernels that those launch on CUDA: operations that are no views, and four copies a layer, of heads before products
+and behind them (`check_transpose` in mlx/backend/cuda/matmul.cpp)."""
+_VIEWS = {"Broadcast", "Transpose", "Reshape", "Split", "Slice", "Squeeze", "ExpandDims"}
 
 
 @pytest.fixture
-def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The choices that are made on a GPU; MLX computes on its default device."""
+def padded_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The choices that are made on a GPU without our kernels; MLX computes on its default device."""
     for module in (activations, attention, encoder_model, engine, opening, packing):
         monkeypatch.setattr(module, "on_gpu", lambda: True)
     monkeypatch.setattr(encoder_model, "on_cuda", lambda: True)
+    monkeypatch.setattr(text_kernels, "supports", lambda _: False)
+
+
+@pytest.fixture(params=["padded", "kernels in plain arithmetic", "kernels as written"])
+def on_a_gpu(
+    request: pytest.FixtureRequest, padded_only: None, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
+    """The choices that are made on a GPU, with kernels for CUDA and without."""
+    if request.param == "padded":
+        yield request.param
+        return
+    as_written = request.param == "kernels as written"
+    if on_cuda():
+        pytest.skip("the device runs them")
+    if as_written and not cuda_on_cpu.COMPILER:
+        pytest.skip("g++ is not installed")
+    compiled = mx.compile
+    cuda_kernels.stand_in(monkeypatch, as_written=as_written)
+    # Their text computes at once, which a trace cannot hold.
+    monkeypatch.setattr(mx, "compile", (lambda function: function) if as_written else compiled)
+    monkeypatch.setattr(text_kernels, "supports", supports)
+    yield request.param
+    monkeypatch.undo()
+    cuda_kernels.forget()
 
 
 @pytest.fixture
-def replays_only(on_a_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def replays_only(on_a_gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `on_a_gpu`, and a batch that is not replayed fails."""
-    begin = Replays.begin
-    monkeypatch.setattr(
-        Replays, "begin", lambda *given: begin(*given) or pytest.fail("this batch was not replayed")
-    )
+    for kind in (RaggedReplays, Replays):
+        monkeypatch.setattr(kind, "begin", checked(kind.begin))
+
+
+def checked(begin: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *given: begin(*given) or pytest.fail("this batch was not replayed")
 
 
 def encoders() -> list[str]:
@@ -100,7 +137,8 @@ def test_padded_texts_have_the_vectors_of_texts_without_padding(
     made, _ = run(padded, [TextsRequest(0, texts, output=output)])
     (tmp_path / "b").mkdir()
     plain = engine_of(write(tmp_path / "b", given))
-    monkeypatch.setattr(Replays, "begin", lambda *_: None)
+    for kind in (RaggedReplays, Replays):
+        monkeypatch.setattr(kind, "begin", lambda *_: None)
     expected, _ = run(plain, [TextsRequest(0, texts, output=output)])
     test_equality.near(made[0], expected[0], output)
 
@@ -125,8 +163,11 @@ def test_padding_is_in_no_pool(pooling: str) -> None:
 
 
 @pytest.mark.usefixtures("replays_only")
-def test_a_token_that_is_not_finite_ends_its_text_alone(tmp_path: Path) -> None:
-    """Its neighbours in the rectangle are as long with padding, which is none of its tokens."""
+def test_a_token_that_is_not_finite_ends_its_text_alone(on_a_gpu: str, tmp_path: Path) -> None:
+    """Its neighbours in the rectangle are as long with padding, which is none of its tokens; those in the thread block
+    of a kernel leave its values out."""
+    if on_a_gpu == "kernels in plain arithmetic":
+        pytest.skip("a product takes all values")
     opened = engine_of(write(tmp_path, case("bert-mean")))
     opened._model._encoder.word.weight[0] = float("nan")  # type: ignore[attr-defined]
     made, failures = run(
@@ -136,7 +177,7 @@ def test_a_token_that_is_not_finite_ends_its_text_alone(tmp_path: Path) -> None:
     assert np.isfinite([made[1], made[2]]).all()
 
 
-@pytest.mark.usefixtures("on_a_gpu")
+@pytest.mark.usefixtures("padded_only")
 @pytest.mark.parametrize("mistake", ["mask", "error", "none"])
 def test_replays_that_are_wrong_on_this_device_are_not_used(
     mistake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -159,17 +200,39 @@ def test_replays_that_are_wrong_on_this_device_are_not_used(
     test_equality.near(made[0], np.array(given["vectors"], np.float32), "embedding")
 
 
-def operations(*arrays: mx.array) -> int:
-    """Operations in the graph of these arrays."""
+def operations(*arrays: mx.array) -> list[str]:
+    """The names of the operations in the graph of these arrays."""
     text: Any = io.StringIO()
     mx.export_to_dot(text, *arrays)
-    return int(text.getvalue().count("shape=rectangle"))
+    return re.findall(r'label ?="([^"]+)", shape=rectangle', text.getvalue())
 
 
 @pytest.fixture
-def minilm(on_a_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> VectorEngine:
+def by_kernels(padded_only: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Our kernels, each an operation that computes nothing: the one named Flatten or Slice."""
+
+    def cuda_kernel(*, name: str, **_: Any) -> Any:
+        def call(*, inputs: list[mx.array], output_shapes: list[tuple[int, ...]], **_: Any) -> list[mx.array]:
+            count = output_shapes[0][0]
+            return [inputs[0].flatten(1) if name == "text_attention" else inputs[0][:count]]
+
+        return call
+
+    monkeypatch.setattr(mx.fast, "cuda_kernel", cuda_kernel)
+    monkeypatch.setattr(kernel, "kernel_cache", lambda: None)
+    monkeypatch.setattr(text_kernels, "supports", supports)
+    monkeypatch.setattr(TextEncoder, "_agrees", lambda *_: True)
+    cuda_kernels.forget()
+    yield
+    monkeypatch.undo()
+    cuda_kernels.forget()
+
+
+@pytest.fixture
+def minilm(padded_only: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> VectorEngine:
     """A BERT of six layers, whose norms are one operation as on a GPU."""
-    monkeypatch.setattr(mx.fast, "layer_norm", lambda states, *_: mx.sort(states, axis=-1))
+    for norm in ("layer_norm", "rms_norm"):
+        monkeypatch.setattr(mx.fast, norm, lambda states, *_: mx.sort(states, axis=-1))
     given = case("bert-mean")
     shapes = {name: shape for name, shape in given["shapes"].items() if ".layer.0." not in name}
     of_layer = {name: shape for name, shape in given["shapes"].items() if ".layer.0." in name}
@@ -189,10 +252,51 @@ def test_a_request_is_two_fifths_of_the_operations_of_mlx_embeddings(
     replays = replays_of(minilm)
     assert replays.begin(given, []) is not None
     job, calls = calls_of(lambda: replays.begin(given, []))
-    made = operations(*(vectors for vectors, _ in job._parts))
+    made = len(operations(*(vectors for vectors, _ in job._parts)))
     print(f"{texts} texts: {made} operations, {calls} calls")
     assert made * 5 <= THEIR_OPERATIONS * 2
     assert calls * 10 <= THEIR_CALLS + 30 * texts
+
+
+@pytest.mark.usefixtures("by_kernels")
+@pytest.mark.parametrize("texts", [1, 8, 64])
+def test_with_kernels_a_request_launches_two_fifths_of_the_kernels_of_mlx_embeddings(
+    minilm: VectorEngine, texts: int
+) -> None:
+    """In one shape, whatever the lengths: eight kernels a layer, four of which are products."""
+    given = [[5] * (9 + 11 * index % 70) for index in range(texts)]
+    replays: RaggedReplays = minilm._model._replays  # type: ignore[attr-defined]
+    replays.begin(given, [])
+    job, calls = calls_of(lambda: replays.begin(given, []))
+    assert job is not None
+    ((vectors, _),) = job._parts
+    made = operations(vectors)
+    attended, pooled = made.count("Flatten"), 1
+    launched = [name for name in made if name not in {*_VIEWS, "Flatten"}]
+    print(
+        f"{texts} texts: {len(made)} operations, {len(launched) + attended + pooled} kernels, {calls} calls"
+    )
+    assert len(launched) + attended + pooled <= THEIR_KERNELS * 2 // 5
+    assert launched.count("AddMM") == 24
+    assert attended == 6
+    assert calls * 10 <= THEIR_CALLS
+
+
+def test_kernels_have_fewer_shapes_than_rectangles() -> None:
+    """64 texts of any lengths are one of few shapes, in each of which tokens are padded by a quarter at most."""
+    shapes = set()
+
+    def forward(batch: Any) -> mx.array:
+        shapes.add((batch._tokens.shape, batch._texts.shape))
+        return mx.zeros((64, 4)) + batch.ids[:1, None]
+
+    lengths = np.random.default_rng(1).integers(5, 60, (50, 64))
+    replays = RaggedReplays(forward, heads=12)
+    for each in lengths.tolist():
+        job = replays.begin([[3] * length for length in each], [])
+        assert job is not None
+        assert sum(each) <= job.step(1) <= 1.25 * sum(each)
+    assert len(shapes) <= 3
 
 
 def test_shapes_repeat() -> None:
@@ -258,7 +362,7 @@ def test_padding_takes_no_longer_than_to_launch_another_shape(length: int, shape
 
 
 def test_on_metal_a_batch_that_fills_the_device_is_not_padded(
-    on_a_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    padded_only: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There padding takes longer than operations."""
     given = case("bert-mean")

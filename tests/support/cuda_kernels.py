@@ -27,6 +27,7 @@ from zmqengine.engine.cuda import (
     packed_attention,
     plain_products,
     quantised_products,
+    text_kernels,
 )
 
 Facts = dict[str, Any]
@@ -196,6 +197,7 @@ def forget() -> None:
     """Forget the kernels that were made: real ones are not for a CPU, and these are for no other test."""
     modules = (
         attention, between_products, draw_kernel, kv_kernels, packed_attention, plain_products, quantised_products,
+        text_kernels,
     )  # fmt: skip
     for module in modules:
         for function in vars(module).values():
@@ -382,6 +384,33 @@ def multiply_packed(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
     return [rows @ wide.T]
 
 
+def attend_texts(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
+    """text_attention.cu"""
+    queries, keys, values, tokens, slopes, scale = inputs
+    columns = mx.arange(queries.shape[0])
+    begins, ends = tokens[-2], tokens[-1]
+    distances = mx.abs(columns[:, None] - columns)
+    mask = (columns >= begins[:, None]) & (columns < ends[:, None]) & (distances <= facts["WINDOW"])
+    terms = -slopes[:, None, None] * distances if facts["SLOPED"] else mx.array(0.0)
+    factor: Any = scale.item()
+    heads = [array.transpose(2, 1, 0, 3) for array in (queries, keys, values)]
+    found = mx.fast.scaled_dot_product_attention(
+        *heads, scale=factor, mask=mx.where(mask, terms, -mx.inf).reshape(1, -1, *mask.shape)
+    )
+    return [found.transpose(0, 2, 1, 3)]
+
+
+def pool_texts(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
+    """text_pool.cu"""
+    states, texts = inputs
+    begins, ends = texts[:, :, None]
+    columns = mx.arange(states.shape[0])
+    inside = ((columns >= begins) & (columns < ends))[:, :, None]
+    if facts["LARGEST"]:
+        return [mx.where(ends > begins, mx.where(inside, states, -mx.inf).max(axis=1), 0)]
+    return [mx.where(inside, states, 0).sum(axis=1) / mx.maximum(ends - begins, 1)]
+
+
 def number(bits: int) -> float:
     """A constant of a kernel, which is given as its bits."""
     found: float = struct.unpack("<f", struct.pack("<i", bits))[0]
@@ -402,6 +431,8 @@ KERNELS: dict[str, Callable[[Arrays, Facts, Sequence[tuple[int, ...]]], list[mx.
     "window_attention_part": attend_in_parts,
     "packed_attention": attend_packed,
     "packed_attention_part": attend_packed_in_parts,
+    "text_attention": attend_texts,
+    "text_pool": pool_texts,
     "plain_product": multiply,
     "quantised_product": multiply_packed,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,13 +15,14 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from zmqengine.checkpoint.encoder_batch import TOKENS_MAX_CPU, TOKENS_MAX_GPU, batch_bytes
 from zmqengine.checkpoint.recipe import Recipe
+from zmqengine.engine.cuda import text_kernels
 from zmqengine.engine.embedding.dense import Dense
 from zmqengine.engine.embedding.encoders import bert, gemma3, modernbert, nomic
 from zmqengine.engine.embedding.encoders.parts import Encoder, Scorer
 from zmqengine.engine.embedding.packing import Packed
 from zmqengine.engine.embedding.pooling import pool
 from zmqengine.engine.embedding.product import Product
-from zmqengine.engine.embedding.replay import ReplayJob, Replays
+from zmqengine.engine.embedding.replay import RaggedReplays, ReplayJob, Replays
 from zmqengine.engine.embedding.text_batch import TextBatch
 from zmqengine.engine.host.backend import on_cuda, on_gpu
 from zmqengine.engine.models.arrays import Weights, read_arrays
@@ -63,23 +64,9 @@ class TextEncoder:
         config = recipe.config
         self.width = recipe.labels or (dense[-1].width if dense else int(config["hidden_size"]))
         self._context_tokens = context_tokens
-        self._replays: Replays | None = None
+        self._replays: RaggedReplays | Replays | None = None
         if on_gpu:
-            arrays: dict[str, mx.array] = dict(tree_flatten(encoder.layers))
-            layer_floats = sum(array.size for array in arrays.values()) // len(encoder.layers)
-            is_full = any(array.dtype == mx.float32 for array in arrays.values())
-            free_products = FREE_PRODUCTS_METAL
-            if on_cuda():
-                free_products = FREE_PRODUCTS_CUDA * (1 if is_full else _HALF_SPEED)
-            free_tokens = free_products // layer_floats
-            self._replays = Replays(
-                self._forward,
-                context_tokens=context_tokens,
-                free_tokens=free_tokens,
-                # On CUDA a shape that is new costs more than padding: MLX makes new graphs and finds no freed buffers.
-                tokens_max=self.tokens_max if on_cuda() else min(self.tokens_max, free_tokens),
-                heads=int(config["num_attention_heads"]),
-            )
+            self._replays = next(filter(self._agrees, self._every_replays()), None)
 
     @property
     def workspace_bytes(self) -> int:
@@ -94,25 +81,50 @@ class TextEncoder:
         replay = None if self._replays is None else self._replays.begin(texts, second)
         return replay or TextEncoderJob(self._encoder, Packed(texts, second), self._vectors)
 
-    def compare_replays(self) -> None:
-        """Compare texts replayed together with each alone, without padding; drop replays that differ."""
-        if self._replays is None:
-            return
+    def _every_replays(self) -> Iterator[RaggedReplays | Replays]:
+        """Replays for this device and this encoder, the fastest first."""
+        heads = int(self._recipe.config["num_attention_heads"])
+        if on_cuda() and self._fits_kernels(heads):
+            yield RaggedReplays(self._forward, heads=heads)
+        arrays: dict[str, mx.array] = dict(tree_flatten(self._encoder.layers))
+        layer_floats = sum(array.size for array in arrays.values()) // len(self._encoder.layers)
+        is_full = any(array.dtype == mx.float32 for array in arrays.values())
+        free_products = FREE_PRODUCTS_METAL
+        if on_cuda():
+            free_products = FREE_PRODUCTS_CUDA * (1 if is_full else _HALF_SPEED)
+        free_tokens = free_products // layer_floats
+        yield Replays(
+            self._forward,
+            context_tokens=self._context_tokens,
+            free_tokens=free_tokens,
+            # On CUDA a shape that is new costs more than padding: MLX makes new graphs and finds no freed buffers.
+            tokens_max=self.tokens_max if on_cuda() else min(self.tokens_max, free_tokens),
+            heads=heads,
+        )
+
+    def _agrees(self, replays: RaggedReplays | Replays) -> bool:
+        """Whether texts replayed together have the vectors of each alone, without padding."""
         vocabulary = int(self._recipe.config["vocab_size"])
         lengths = [min(length, self._context_tokens) for length in _COMPARED_LENGTHS]
         texts = [[1 + place * 7 % (vocabulary - 1) for place in range(length)] for length in lengths]
         wanted = np.stack([np.array(self._forward(Packed([text])))[0] for text in texts])
         try:
-            job = self._replays.begin(texts, [])
+            job = replays.begin(texts, [])
             got = wanted if job is None else job.result()
         except Exception as error:  # noqa: BLE001 - whatever it raises, it is not to be used
             log.warning("replays of the encoder fail", extra={"reason": str(error)[:200]})
-            self._replays = None
-            return
+            return False
         difference = float(np.linalg.norm(got - wanted) / max(1.0, float(np.linalg.norm(wanted))))
         if not difference <= DIFFERENCE_MAX:
             log.warning("replays of the encoder differ and are not used", extra={"difference": difference})
-            self._replays = None
+            return False
+        return True
+
+    def _fits_kernels(self, heads: int) -> bool:
+        """Whether the kernels for CUDA support this encoder. In half precision MLX has its own."""
+        states, config = self._encoder.start(Packed([[0]])), self._recipe.config
+        width = int(config.get("head_dim") or states.shape[1] // heads)
+        return states.dtype == mx.float32 and text_kernels.supports(width)
 
     def _forward(self, batch: TextBatch) -> mx.array:
         states = self._encoder.start(batch)

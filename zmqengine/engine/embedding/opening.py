@@ -66,9 +66,8 @@ def open_encoder(
         keep_freed_arrays()
     limit = limit_memory(recommended, parameter_bytes)
     limit_mlx(limit, parameter_bytes)
-    model = TextEncoder(encoder, recipe, dense, context_tokens, on_gpu=on_gpu())
     report("comparing vectors", None)
-    model.compare_replays()
+    model = TextEncoder(encoder, recipe, dense, context_tokens, on_gpu=on_gpu())
     info = ModelInfo(
         name=name,
         vocab_size=int(recipe.config["vocab_size"]),

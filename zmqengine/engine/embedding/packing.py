@@ -25,9 +25,12 @@ class Packed:
         positions = np.arange(int(lengths.sum())) - np.repeat(self.starts, lengths)
         self.ids = mx.array(np.concatenate([np.asarray(text, np.uint32) for text in texts]))
         self.positions = mx.array(positions.astype(np.uint32))
-        where = np.array(second or [0] * len(texts))
-        in_second = (positions >= np.repeat(where, lengths)) & np.repeat(where > 0, lengths)
-        self.types = mx.array(in_second.astype(np.uint32))
+        self.offset = 0
+        self.types: mx.array | None = None
+        if any(second):
+            where = np.array(second)
+            in_second = (positions >= np.repeat(where, lengths)) & np.repeat(where > 0, lengths)
+            self.types = mx.array(in_second.astype(np.uint32))
         self._valid: mx.array | None = None
         if not self.is_even:
             columns = np.arange(self.longest)

@@ -25,15 +25,16 @@ class Padded:
         columns = np.arange(self._longest, dtype=np.int32)
         self._columns = mx.array(columns)
         self.positions = mx.array(np.tile(columns, self._texts))
+        self.offset = 0
         self._lengths = lengths
         self._second = second
         self._inside = self._columns < self._lengths
         self._masks: dict[tuple[int | None, int, mx.Dtype], mx.array] = {}
 
     @property
-    def types(self) -> mx.array:
+    def types(self) -> mx.array | None:
         if self._second is None:
-            return mx.array(np.zeros(self.ids.shape, np.int32))
+            return None
         in_second = (self._second > 0) & (self._columns >= self._second)
         return in_second.astype(mx.int32).reshape(-1)
 

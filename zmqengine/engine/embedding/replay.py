@@ -9,6 +9,7 @@ import numpy as np
 
 from zmqengine.checkpoint.encoder_batch import SCORES_BYTES_MAX
 from zmqengine.engine.embedding.padded import Padded
+from zmqengine.engine.embedding.ragged import Ragged
 from zmqengine.engine.models.few_sizes import few_sizes
 
 ROWS_BY_POWER, TOKENS_BY_POWER = 8, 64
@@ -79,6 +80,38 @@ class Replays:
 
     def _columns(self, length: int) -> int:
         return max(length, min(rounded(length, TOKENS_BY_POWER), self._context_tokens))
+
+
+class RaggedReplays:
+    """`Replays` without padding between texts, for `Ragged`: a batch is one shape, and few shapes differ."""
+
+    def __init__(self, forward: Callable[[Ragged], mx.array], *, heads: int) -> None:
+        self._traced = mx.compile(lambda *given: forward(Ragged(*given)))
+        self._tokens_max = int((SCORES_BYTES_MAX / (4 * heads)) ** 0.5)
+
+    def begin(self, texts: Sequence[Sequence[int]], second: Sequence[int]) -> ReplayJob | None:
+        """A job for these texts; None if one of them is so long that MLX's products are faster than the kernel."""
+        lengths = np.array(list(map(len, texts)))
+        if lengths.max() > self._tokens_max:
+            return None
+        count, ends = rounded(len(texts), ROWS_BY_POWER), lengths.cumsum()
+        used = int(ends[-1])
+        size = rounded(used, TOKENS_BY_POWER)
+        tokens = np.zeros((5 if any(second) else 4, size), np.int32)
+        tokens[0, :used] = np.concatenate(texts)
+        # Padding is as many texts of one token, whose id is 0.
+        tokens[-2] = np.arange(size)
+        tokens[-1] = tokens[-2] + 1
+        tokens[-2, :used] = (ends - lengths).repeat(lengths)
+        tokens[-1, :used] = ends.repeat(lengths)
+        tokens[1] = np.arange(size) - tokens[-2]
+        if any(second):
+            starts = np.array(second).repeat(lengths)
+            tokens[2, :used] = (starts > 0) & (tokens[1, :used] >= starts)
+        spans = np.zeros((2, count), np.int32)
+        spans[:, : len(texts)] = ends - lengths, ends
+        vectors = self._traced(mx.array(tokens), mx.array(spans))
+        return ReplayJob([(vectors, len(texts))], np.arange(len(texts)), size)
 
 
 class ReplayJob:

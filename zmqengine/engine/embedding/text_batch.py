@@ -11,6 +11,8 @@ import mlx.core as mx
 class TextBatch(Protocol):
     """A batch of texts. `ids`, `positions` and `types` have one entry for each token.
 
+    `offset`: the position of the first token in each row of the arrays from `heads`.
+
     Linear layers and norms work on arrays (tokens, width), and only attention tells texts apart.
     """
 
@@ -18,8 +20,11 @@ class TextBatch(Protocol):
     positions: mx.array
 
     @property
-    def types(self) -> mx.array:
-        """Parts of pairs: 1 for tokens of the second text of a pair, else 0."""
+    def offset(self) -> mx.array | int: ...
+
+    @property
+    def types(self) -> mx.array | None:
+        """Parts of pairs: 1 for tokens of the second text of a pair, else 0. None if no text is a pair."""
         ...
 
     def heads(self, states: mx.array, counts: Sequence[int]) -> list[mx.array]:

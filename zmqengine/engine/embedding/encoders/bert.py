@@ -16,6 +16,7 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm
 
 from zmqengine.engine.embedding.encoders.activations import activation
+from zmqengine.engine.embedding.encoders.parts import with_types
 from zmqengine.engine.embedding.product import added, fold_bias
 from zmqengine.engine.embedding.text_batch import TextBatch
 from zmqengine.engine.models.arrays import Weights, joined, renamed, whole
@@ -98,9 +99,10 @@ class Bert(Module):
         """The sum of what tokens, positions and parts of a pair are embedded as, normalised."""
         states = self.word(batch.ids)
         if self._has_table:
-            states = states + self.position(batch.positions + self._first_position)
-        types = batch.types if self._types > 1 else mx.zeros_like(batch.types)
-        made: mx.array = self.norm(states + self.token_type(types))
+            first = self._first_position
+            states = states + self.position(batch.positions + first if first else batch.positions)
+        types = batch.types if self._types > 1 else None
+        made: mx.array = self.norm(with_types(states, self.token_type, types))
         return made
 
     def finish(self, states: mx.array) -> mx.array:

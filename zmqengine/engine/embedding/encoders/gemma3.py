@@ -74,8 +74,8 @@ class Gemma3Layer(Module):
         counts = [self._heads, self._pairs, self._pairs]
         queries, keys, values = batch.heads(self.qkv(self.input_layernorm(states)), counts)
         attended = batch.attend(
-            rotated(self.q_norm(queries), self._base),
-            rotated(self.k_norm(keys), self._base),
+            rotated(self.q_norm(queries), self._base, batch),
+            rotated(self.k_norm(keys), self._base, batch),
             values,
             scale=self._scale,
             window=self._window,

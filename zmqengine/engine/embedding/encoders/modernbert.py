@@ -70,7 +70,7 @@ class ModernBertLayer(Module):
     def __call__(self, states: mx.array, batch: TextBatch) -> mx.array:
         normed = states if self._is_first else self.attn_norm(states)
         queries, keys, values = batch.heads(self.Wqkv(normed), [self._heads] * 3)
-        queries, keys = rotated(queries, self._base), rotated(keys, self._base)
+        queries, keys = rotated(queries, self._base, batch), rotated(keys, self._base, batch)
         attended = batch.attend(queries, keys, values, scale=self._width**-0.5, window=self._window)
         states = added(states, self.out, attended)
         given, gate = mx.split(self.Wi(self.mlp_norm(states)), 2, axis=-1)

@@ -15,7 +15,7 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm
 
 from zmqengine.engine.embedding.encoders.activations import activation
-from zmqengine.engine.embedding.encoders.parts import rotary_base, rotated
+from zmqengine.engine.embedding.encoders.parts import rotary_base, rotated, with_types
 from zmqengine.engine.embedding.product import added
 from zmqengine.engine.embedding.text_batch import TextBatch
 from zmqengine.engine.models.arrays import Weights, joined, renamed, whole
@@ -62,7 +62,10 @@ class NomicLayer(Module):
     def __call__(self, states: mx.array, batch: TextBatch) -> mx.array:
         queries, keys, values = batch.heads(self.qkv(states), [self._heads] * 3)
         attended = batch.attend(
-            rotated(queries, self._base), rotated(keys, self._base), values, scale=self._width**-0.5
+            rotated(queries, self._base, batch),
+            rotated(keys, self._base, batch),
+            values,
+            scale=self._width**-0.5,
         )
         states = self.attention_norm(added(states, self.out, attended))
         gate, up = mx.split(self.gate_up(states), 2, axis=-1)
@@ -83,7 +86,7 @@ class NomicBert(Module):
 
     def start(self, batch: TextBatch) -> mx.array:
         """The sum of what tokens and parts of a pair are embedded as, normalised."""
-        made: mx.array = self.norm(self.word(batch.ids) + self.token_type(batch.types))
+        made: mx.array = self.norm(with_types(self.word(batch.ids), self.token_type, batch.types))
         return made
 
     def finish(self, states: mx.array) -> mx.array:

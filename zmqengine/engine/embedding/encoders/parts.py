@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.embedding import Embedding
 
 from zmqengine.engine.embedding.text_batch import TextBatch
 from zmqengine.errors import ModelLoadError
@@ -61,6 +63,18 @@ def rotary_base(config: dict[str, Any], kind: str, older: float) -> float:
     return float(named.get("rope_theta", older))
 
 
-def rotated(states: mx.array, base: float) -> mx.array:
+def rotated(states: mx.array, base: float, batch: TextBatch) -> mx.array:
     """Queries or keys (texts, heads, tokens, head width) with the rotary positions of their tokens."""
-    return mx.fast.rope(states, states.shape[-1], traditional=False, base=base, scale=1.0, offset=0)
+    return mx.fast.rope(
+        states, states.shape[-1], traditional=False, base=base, scale=1.0, offset=batch.offset
+    )
+
+
+def with_types(states: mx.array, table: Module, types: mx.array | None) -> mx.array:
+    """The sum of `states` and what the parts of a pair are embedded as; see `TextBatch.types`."""
+    if types is not None:
+        made: mx.array = states + table(types)
+        return made
+    # A view of the row needs no look-up on the device.
+    first = table.weight[:1] if type(table) is Embedding else table(mx.zeros((1,), mx.int32))
+    return states + first

@@ -1,0 +1,83 @@
+"""Texts one after the other attend and are pooled as each of them is by MLX's operations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.support import cuda_kernels, cuda_on_cpu
+from zmqengine.engine.cuda import text_kernels
+from zmqengine.engine.host.backend import on_cuda
+
+LENGTHS = [1, 5, 40, 70, 3, 1, 1]
+
+
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The kernels on CUDA; elsewhere their text on the CPU."""
+    if on_cuda():
+        yield
+        return
+    if not cuda_on_cpu.COMPILER:
+        pytest.skip("g++ is not installed")
+    cuda_kernels.stand_in(monkeypatch, as_written=True)
+    yield
+    monkeypatch.undo()
+    cuda_kernels.forget()
+
+
+def spans(lengths: list[int]) -> tuple[mx.array, mx.array]:
+    """The tables of tokens and of texts, the latter with a text that has no tokens."""
+    ends = np.cumsum(lengths)
+    begins = ends - lengths
+    tokens = np.stack([np.zeros(ends[-1]), np.repeat(begins, lengths), np.repeat(ends, lengths)])
+    texts = np.stack([[*begins, 0], [*ends, 0]])
+    return mx.array(tokens.astype(np.int32)), mx.array(texts.astype(np.int32))
+
+
+@pytest.mark.parametrize(("dim", "heads", "key_heads"), [(32, 3, 3), (64, 4, 2), (8, 2, 1)])
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("sloped", [False, True])
+def test_a_token_attends_to_its_text(
+    dim: int, heads: int, key_heads: int, window: int | None, sloped: bool
+) -> None:
+    """In any place of a thread block, whatever its neighbours are; one that is no number stays in its text."""
+    counts = heads, key_heads, key_heads
+    product = mx.random.normal((sum(LENGTHS), sum(counts), 1, dim), key=mx.random.key(dim))
+    begin = sum(LENGTHS[:3])
+    product[begin + 7] = float("nan")
+    queries, keys, values = mx.split(product, [heads, heads + key_heads], axis=1)
+    slopes = mx.array([0.5 / (1 + head) for head in range(heads)]) if sloped else None
+    got = np.array(
+        text_kernels.attend(queries, keys, values, spans(LENGTHS)[0], scale=0.3, window=window, slopes=slopes)
+    )
+    start = 0
+    for length in LENGTHS:
+        rows = slice(start, start + length)
+        start += length
+        distances = mx.abs(mx.arange(length)[:, None] - mx.arange(length))
+        terms = mx.zeros((1, 1, length, length)) if slopes is None else -slopes[:, None, None] * distances
+        mask = mx.where(distances <= (length if window is None else window), terms, -mx.inf)
+        each = (array[rows].transpose(2, 1, 0, 3) for array in (queries, keys, values))
+        wanted = mx.fast.scaled_dot_product_attention(*each, scale=0.3, mask=mask)
+        expected = np.array(wanted.transpose(0, 2, 1, 3).reshape(length, -1))
+        if rows.start == begin:
+            far = window is not None
+            assert np.isnan(got[begin + 7]).all()
+            assert np.isfinite(got[begin + 30 : rows.stop]).all() == far
+        else:
+            np.testing.assert_allclose(got[rows], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("largest", [False, True])
+def test_a_text_is_pooled_alone(largest: bool) -> None:
+    """One without tokens is zeros, and one with what is no number has it."""
+    states = np.random.default_rng(1).normal(size=(sum(LENGTHS), 200)).astype(np.float32)
+    states[3, 5] = np.nan
+    got = np.array(text_kernels.pool(mx.array(states), spans(LENGTHS)[1], largest=largest))
+    pieces = np.split(states, np.cumsum(LENGTHS)[:-1])
+    expected = [piece.max(axis=0) if largest else piece.mean(axis=0) for piece in pieces]
+    np.testing.assert_allclose(got, [*expected, np.zeros(200)], atol=1e-6)

@@ -1,0 +1,79 @@
+// Attention of texts whose tokens follow each other, in float32. `tokens` [2 or more, count] ends with the first token of
+// each token's text, and the one behind its last. A block takes 32 neighbouring tokens and a head: a lane a token, and a
+// warp some of the keys, of which all of its lanes read the same one at a time. Texts may share a block: a lane leaves out
+// the keys that are not of its text, and never multiplies with their values, which may be no numbers.
+  constexpr int QUERIES = 32, EACH = 4;
+  struct alignas(16) Four { float at[4]; };
+  __shared__ float shared_sums[WARPS][QUERIES][D + 1];
+  __shared__ float shared_best[WARPS][QUERIES];
+  __shared__ float shared_weight[WARPS][QUERIES];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const int count = q_shape[0], heads = q_shape[1];
+  const int h = blockIdx.y, key_head = h / (heads / k_shape[1]);
+  const int first = blockIdx.x * QUERIES, last = min(first + QUERIES, count) - 1, token = min(first + lane, last);
+  const int* begins = tokens + (tokens_shape[0] - 2) * count;
+  const int* ends = begins + count;
+  const int from = max(begins[token], token - WINDOW), to = min(ends[token], token + WINDOW + 1);
+  const int lo = max(begins[first], first - WINDOW), hi = min(ends[last], last + WINDOW + 1);
+  const float factor = scale[0] * 1.44269504f;
+  const float slope = SLOPED ? slopes[h] * 1.44269504f : 0.f;
+  const float* query = q + token * q_strides[0] + h * q_strides[1];
+  const float* keys = k + key_head * k_strides[1];
+  const float* values = v + key_head * v_strides[1];
+  float own[D], sums[D], best = -1e30f, weight = 0.f;
+#pragma unroll
+  for (int c = 0; c < D / 4; c++) {
+    const Four four = reinterpret_cast<const Four*>(query)[c];
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      own[c * 4 + j] = four.at[j] * factor;
+      sums[c * 4 + j] = 0.f;
+    }
+  }
+  for (int i = lo + warp * EACH; i < hi; i += WARPS * EACH) {
+    float scores[EACH], higher = best;
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+      const Four* key = reinterpret_cast<const Four*>(keys + min(i + e, hi - 1) * k_strides[0]);
+      float parts[4] = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+      for (int c = 0; c < D / 4; c++) {
+        const Four four = key[c];
+#pragma unroll
+        for (int j = 0; j < 4; j++) parts[j] += own[c * 4 + j] * four.at[j];
+      }
+      const float score = parts[0] + parts[1] + (parts[2] + parts[3]);
+      scores[e] = SLOPED ? score - slope * static_cast<float>(max(token - i - e, i + e - token)) : score;
+      if (i + e >= from && i + e < to) higher = fmaxf(higher, scores[e]);
+    }
+    const float old = exp2f(best - higher);
+    best = higher;
+    weight *= old;
+#pragma unroll
+    for (int d = 0; d < D; d++) sums[d] *= old;
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+      if (i + e < from || i + e >= to) continue;
+      const Four* value = reinterpret_cast<const Four*>(values + (i + e) * v_strides[0]);
+      const float fresh = exp2f(scores[e] - higher);
+      weight += fresh;
+#pragma unroll
+      for (int c = 0; c < D / 4; c++) {
+        const Four four = value[c];
+#pragma unroll
+        for (int j = 0; j < 4; j++) sums[c * 4 + j] += fresh * four.at[j];
+      }
+    }
+  }
+#pragma unroll
+  for (int d = 0; d < D; d++) shared_sums[warp][lane][d] = sums[d];
+  shared_best[warp][lane] = best;
+  shared_weight[warp][lane] = weight;
+  __syncthreads();
+  for (int at = threadIdx.x; at < QUERIES * D; at += WARPS * 32) {
+    const int m = at / D, d = at % D;
+    if (first + m > last) break;
+    const Joined joined = join_warps<WARPS>(
+        shared_best[0] + m, shared_weight[0] + m, QUERIES, &shared_sums[0][m][d], QUERIES * (D + 1));
+    out[((long long)(first + m) * heads + h) * D + d] = joined.sum / joined.weight;
+  }

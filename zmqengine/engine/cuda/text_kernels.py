@@ -1,0 +1,97 @@
+"""Attention and pools of texts whose tokens follow each other, on CUDA, each in one kernel.
+
+In float32 MLX has no kernel for all of attention there: with the copies that its products make of heads, it launches
+seven or eight.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import mlx.core as mx
+
+from zmqengine.engine.cuda.attention import WARPS, scalar
+from zmqengine.engine.cuda.kernel import Kernel, Variant
+from zmqengine.engine.cuda.kernel_text import kernel_text
+
+_LANES = 32
+_POOL_THREADS = 128
+_PAIRED = 4
+# A lane keeps a query and the sums for it in registers, of which it has 255.
+_DIM_MAX = 64
+# More than any text has tokens.
+_NO_WINDOW = 1 << 30
+
+
+def supports(dim: int) -> bool:
+    """Whether `attend` supports heads with `dim` dimensions."""
+    return dim % _PAIRED == 0 and dim <= _DIM_MAX
+
+
+def attend(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    tokens: mx.array,
+    *,
+    scale: float,
+    window: int | None,
+    slopes: mx.array | None,
+) -> mx.array:
+    """Attention of each token to its text, from arrays [tokens, heads, 1, dim] of float32; [tokens, heads * dim].
+
+    The last two rows of `tokens` [2 or more, tokens] are the first token of each token's text, and the one behind its
+    last. `window` and `slopes` are those of `TextBatch.attend`.
+    """
+    count, heads, _, dim = queries.shape
+    variant = _attention(dim, _NO_WINDOW if window is None else window, slopes is not None)
+    (attended,) = variant(
+        inputs=[queries, keys, values, tokens, scalar(0.0) if slopes is None else slopes, scalar(scale)],
+        grid=(-(-count // _LANES) * WARPS * _LANES, heads, 1),
+        threadgroup=(WARPS * _LANES, 1, 1),
+        output_shapes=[(count, heads * dim)],
+    )
+    return attended
+
+
+def pool(states: mx.array, texts: mx.array, *, largest: bool) -> mx.array:
+    """The mean of the `states` [tokens, width] of each text, or the `largest` in every column; [texts, width].
+
+    `texts` [2, texts]: the first token of each, and the one behind its last.
+    """
+    count, width = texts.shape[1], states.shape[1]
+    (pooled,) = _pool(largest)(
+        inputs=[states, texts],
+        grid=(count * _POOL_THREADS, -(-width // _POOL_THREADS), 1),
+        threadgroup=(_POOL_THREADS, 1, 1),
+        output_shapes=[(count, width)],
+    )
+    return pooled
+
+
+@cache
+def _attention(dim: int, window: int, sloped: bool) -> Variant:
+    kernel = Kernel(
+        name="text_attention",
+        input_names=["q", "k", "v", "tokens", "slopes", "scale"],
+        output_names=["out"],
+        source=kernel_text("text_attention.cu"),
+        header=kernel_text("ragged_attention.cuh"),
+        ensure_row_contiguous=False,
+    )
+    template = [("D", dim), ("WARPS", WARPS), ("WINDOW", window), ("SLOPED", sloped)]
+    floats = [mx.float32] * 3
+    return kernel.variant(template, [*floats, mx.int32, mx.float32, mx.float32], [mx.float32])
+
+
+@cache
+def _pool(largest: bool) -> Variant:
+    kernel = Kernel(
+        name="text_pool",
+        input_names=["states", "texts"],
+        output_names=["out"],
+        source=kernel_text("text_pool.cu"),
+    )
+    return kernel.variant(
+        [("THREADS", _POOL_THREADS), ("LARGEST", largest)], [mx.float32, mx.int32], [mx.float32]
+    )

@@ -1,0 +1,18 @@
+// The mean of the states of each text, or the largest in every column; 0 for texts without tokens. `texts` [2, texts]: the
+// first token of each, and the one behind its last. A block takes a text and some columns.
+  const int count = texts_shape[1], width = states_shape[1];
+  const int text = blockIdx.x, column = blockIdx.y * THREADS + threadIdx.x;
+  const int begin = texts[text], end = texts[count + text];
+  if (column >= width) return;
+  float found = LARGEST && begin < end ? states[(long long)begin * width + column] : 0.f;
+#pragma unroll 4
+  for (int token = begin; token < end; token++) {
+    const float state = states[(long long)token * width + column];
+    if (LARGEST) {
+      // What is no number stays.
+      found = state > found || state != state ? state : found;
+    } else {
+      found += state;
+    }
+  }
+  out[(long long)text * width + column] = LARGEST || begin == end ? found : found / static_cast<float>(end - begin);

@@ -1,0 +1,56 @@
+"""Texts of different lengths one after the other, for kernels that find the text of a token in a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from zmqengine.engine.cuda import text_kernels
+from zmqengine.engine.embedding.packing import split_heads
+
+
+class Ragged:
+    """A `TextBatch` in float32 on CUDA without padding between texts, in operations that depend on its shape alone.
+
+    `tokens` (4 or 5, tokens): ids, positions, types if a text is a pair, the first token of each token's text, and the
+    one behind its last. `texts` (2, texts): the first token of each, and the one behind its last. Tokens without a text
+    have one of their own, and texts may have no tokens.
+    """
+
+    def __init__(self, tokens: mx.array, texts: mx.array) -> None:
+        self._tokens = tokens
+        self._texts = texts
+        # An index would be a kernel, a slice is none.
+        self.ids, positions, *types = (row.reshape(-1) for row in mx.split(tokens[:-2], len(tokens) - 2))
+        self.positions = self.offset = positions
+        self.types: mx.array | None = types[0] if types else None
+
+    def heads(self, states: mx.array, counts: Sequence[int]) -> list[mx.array]:
+        return split_heads(states, len(self.ids), counts)
+
+    def attend(
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        *,
+        scale: float,
+        window: int | None = None,
+        slopes: mx.array | None = None,
+    ) -> mx.array:
+        return text_kernels.attend(
+            queries, keys, values, self._tokens, scale=scale, window=window, slopes=slopes
+        )
+
+    def first(self, states: mx.array) -> mx.array:
+        return states[self._texts[:1].reshape(-1)]
+
+    def last(self, states: mx.array) -> mx.array:
+        return states[self._texts[1:].reshape(-1) - 1]
+
+    def mean(self, states: mx.array) -> mx.array:
+        return text_kernels.pool(states, self._texts, largest=False)
+
+    def most(self, states: mx.array) -> mx.array:
+        return text_kernels.pool(states, self._texts, largest=True)
