@@ -93,6 +93,28 @@ def test_a_small_batch_keeps_the_places_of_rows_that_left(model, kernels, monkey
     assert copies[::layers][len(rows) :] == [6 if empty_bytes_max else 5]
 
 
+def test_arrays_that_a_copy_replaced_are_freed_once_the_device_has_read_them(model, kernels, monkeypatch):
+    """The step in flight when the batch is copied has not waited for the copy, the next one has."""
+    freed: list[int] = []
+    free = kernels.free
+
+    def noted(layers: list[Any]) -> None:
+        freed.append(sum(array.nbytes for layer in layers for array in layer))
+        free(layers)
+
+    monkeypatch.setattr(kv_batch, "_UNUSED_SHARE_MAX", 1 / 4)
+    monkeypatch.setattr(kernels, "free", noted)
+    batch = stepped(model, kernels)
+    replaced = sum(array.nbytes for layer in batch.caches for array in layer.all_rows())
+    batch.keep_rows([0])
+    mx.eval(logits(model, batch))
+    before = mx.get_active_memory()
+    for _ in range(3):
+        batch.landed()
+    assert freed == [0, replaced, 0]
+    assert before - mx.get_active_memory() >= replaced
+
+
 def test_a_move_before_the_copies_are_started_is_found(model, kernels, monkeypatch):
     """Planted: a row takes the place of one whose copies for the prefix cache wait."""
     batch = stepped(model, kernels)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+from typing import Any
+
 import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import KVCache, make_prompt_cache, trim_prompt_cache
@@ -92,6 +95,43 @@ def test_freed_buffers_are_kept_within_a_bound_that_fits_the_model() -> None:
         assert buffer_cache_bytes(gib, 8 * gib) == gib // 8
     else:
         assert buffer_cache_bytes(64 * gib, 8 * gib) == 8 * gib
+
+
+class Driver:
+    """The calls of libcuda that set an attribute of the default pool of a device; the one at `failing` fails."""
+
+    def __init__(self, failing: int) -> None:
+        self._results = [0, 0, 0]
+        self._results[failing:] = [3] if failing < 3 else []
+        self.attributes: list[tuple[Any, int, int]] = []
+
+    def cuDeviceGet(self, device: Any, number: int) -> int:  # noqa: N802
+        device._obj.value = 7 + number
+        return self._results[0]
+
+    def cuDeviceGetDefaultMemPool(self, pool: Any, device: Any) -> int:  # noqa: N802
+        pool._obj.value = 1000 + device.value
+        return self._results[1]
+
+    def cuMemPoolSetAttribute(self, pool: Any, attribute: int, value: Any) -> int:  # noqa: N802
+        self.attributes.append((pool.value, attribute, value._obj.value))
+        return self._results[2]
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2, 3])
+def test_cuda_keeps_released_memory_mapped_up_to_the_limit(monkeypatch, caplog, failing):
+    """A driver that refuses costs speed, and is told."""
+    from zmqengine.engine.host import device_memory
+
+    driver = Driver(failing)
+    monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(ctypes, "CDLL", {"libcuda.so.1": driver}.__getitem__)
+    for setter in ("set_memory_limit", "set_cache_limit"):
+        monkeypatch.setattr(mx, setter, lambda bytes_: bytes_)
+    with caplog.at_level("INFO", "zmqengine.engine"):
+        device_memory.limit_mlx(64 << 30, 1 << 30)
+    assert driver.attributes == ([(1007, 4, 64 << 30)] if failing >= 2 else [])
+    assert ("unmaps released memory" in caplog.text) == (failing < 3)
 
 
 @pytest.mark.parametrize("limit", [100 << 20, 1 << 30, 16 << 30])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import logging
 import os
 from pathlib import Path
 
@@ -10,6 +12,8 @@ import mlx.core as mx
 from zmqengine.checkpoint.estimate import PADDING_BYTES_MIN
 from zmqengine.engine.options import WiredLimit
 
+log = logging.getLogger("zmqengine.engine")
+
 _BUFFER_CACHE_BYTES_MIN = 256 << 20
 # Share of the limit for logits of a verify block. Sampling takes three times as much transiently, and a tenth of the
 # limit is reserved for transient memory anyway.
@@ -17,6 +21,8 @@ _LOGITS_BYTES_MAX, _LOGITS_PART = 128 << 20, 32
 # Share of the machine's memory for MLX; the rest is for the system and other programs.
 _SHARE = 0.8
 _CONTROL_GROUP = Path("/sys/fs/cgroup/memory.max")
+# CU_MEMPOOL_ATTR_RELEASE_THRESHOLD of cuda.h.
+_RELEASE_THRESHOLD = 4
 
 
 def padding_allowance(parameter_bytes: int) -> int:
@@ -58,6 +64,8 @@ def limit_mlx(memory_limit_bytes: int, parameter_bytes: int) -> None:
     """Set MLX's limits on memory and on freed buffers."""
     mx.set_memory_limit(memory_limit_bytes)
     mx.set_cache_limit(buffer_cache_bytes(memory_limit_bytes, parameter_bytes))
+    if mx.cuda.is_available():
+        _keep_mapped(memory_limit_bytes)
 
 
 def buffer_cache_bytes(memory_limit_bytes: int, parameter_bytes: int) -> int:
@@ -68,6 +76,28 @@ def buffer_cache_bytes(memory_limit_bytes: int, parameter_bytes: int) -> int:
     most = memory_limit_bytes // 8
     # On CUDA, released memory is unmapped, which takes longer than its use.
     return most if mx.cuda.is_available() else min(most, max(_BUFFER_CACHE_BYTES_MIN, parameter_bytes // 4))
+
+
+def _keep_mapped(bytes_: int) -> None:
+    """Have CUDA keep released memory of this process mapped, up to `bytes_` in all.
+
+    MLX allocates from the default pool of the device (mlx/backend/cuda/allocator.cpp), which unmaps released memory
+    whenever the host waits for the device. To map the arrays of a batch takes longer than a decode step.
+    """
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        device, pool = ctypes.c_int(), ctypes.c_void_p()
+        failed = (
+            driver.cuDeviceGet(ctypes.byref(device), 0)
+            or driver.cuDeviceGetDefaultMemPool(ctypes.byref(pool), device)
+            or driver.cuMemPoolSetAttribute(pool, _RELEASE_THRESHOLD, ctypes.byref(ctypes.c_uint64(bytes_)))
+        )
+    except (OSError, AttributeError) as error:
+        failed = error
+    if failed:
+        log.info(
+            "CUDA unmaps released memory: steps that copy a batch take longer", extra={"reason": str(failed)}
+        )
 
 
 class WiredMemory:

@@ -65,6 +65,10 @@ class KVKernels(Protocol):
         """
         ...
 
+    def free(self, layers: list[KeysValues]) -> None:
+        """Drop arrays that `repack` replaced, and that the device has read."""
+        ...
+
 
 class PlainKernels:
     """`KVKernels` by documented MLX calls, for a CPU or for a GPU without kernels of ours. No rows are moved."""
@@ -106,6 +110,10 @@ class PlainKernels:
     def repack(self, layer: KeysValues, order: mx.array, rows: int) -> KeysValues:
         """Unsupported: raises NotImplementedError."""
         raise NotImplementedError
+
+    def free(self, layers: list[KeysValues]) -> None:
+        """See `KVKernels`."""
+        layers.clear()
 
 
 PLAIN = PlainKernels()

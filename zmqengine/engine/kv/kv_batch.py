@@ -41,6 +41,9 @@ class KVBatch:
         self._copies: list[mx.array] = []
         # Columns behind the texts of a prefill between its begin and its end, by row.
         self._right_padding: list[int] = []
+        # Arrays that a copy replaced since the last step landed, and before that.
+        self._replaced: list[KeysValues] = []
+        self._unused: list[KeysValues] = []
 
     @classmethod
     def merge(cls, rows: Sequence[Caches], lengths: Sequence[int], kernels: KVKernels = PLAIN) -> KVBatch:
@@ -258,6 +261,11 @@ class KVBatch:
         if self._layout.generations is not None:
             self._layout.generations.started(generations.STEP)
 
+    def landed(self) -> None:
+        """Note that a step has landed: the device has read what was replaced before the last step landed."""
+        self._kernels.free(self._unused)
+        self._unused, self._replaced = self._replaced, self._unused
+
     @property
     def _room(self) -> int:
         """Columns that are allocated; 0 before the first write, or without a layer that keeps every token."""
@@ -374,6 +382,7 @@ class KVBatch:
         rows = count + more_rows
         rows += self._spare_rows(rows, order.shape[1])
         for layer in self._ragged:
+            self._replaced.append(layer.all_rows())
             layer.repack(self._kernels, places, rows)
         layout.replaced()
         layout.set_rows(lengths, columns)
