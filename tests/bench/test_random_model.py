@@ -6,15 +6,20 @@ import json
 from pathlib import Path
 
 import mlx.core as mx
+import msgspec
 import pytest
 from mlx_lm import load
 from mlx_lm.generate import batch_generate
 
+from tests.support.engines import finish
 from zmqengine.bench.load.prompts import prompts_for, vocabulary_of_file
 from zmqengine.bench.models.model_facts import model_directory, model_facts
 from zmqengine.bench.models.model_shapes import SHAPES, ModelShape
 from zmqengine.bench.models.random_model import make_model
 from zmqengine.bench.targets.target import TargetError
+from zmqengine.engine.interface import RowRequest
+from zmqengine.engine.open import open_mlx_engine
+from zmqengine.engine.options import EngineOptions
 
 
 @pytest.fixture(scope="session")
@@ -59,6 +64,23 @@ def test_a_quantised_one_answers_to_the_end_too(tmp_path: Path) -> None:
     assert len(answers.token_ids[0]) == 40
 
 
+def test_one_with_experts_answers_to_the_end_too(tmp_path: Path) -> None:
+    """A token takes two of four experts; mlx-lm and the engine read the weights alike."""
+    shape = msgspec.structs.replace(SHAPES["0.2m"], experts=4, experts_used=2)
+    make_model("moe", shape, tmp_path)
+    weights = mx.load(str(tmp_path / "model-00001.safetensors"))
+    assert isinstance(weights, dict)
+    assert sum(weight.size for weight in weights.values()) == shape.parameters
+    assert model_facts(str(tmp_path)).name == "moe, qwen3_moe-shaped"
+    model, tokenizer = load(str(tmp_path))[:2]
+    answers = batch_generate(model, tokenizer, [[100, 200, 300]], max_tokens=40, return_token_ids=True)
+    assert answers.token_ids is not None
+    engine = open_mlx_engine(str(tmp_path), EngineOptions(warm_up_s=0)).engine
+    engine.insert([RowRequest(1, [100, 200, 300], 40)])
+    assert [token.token for token in finish(engine).tokens[1]] == answers.token_ids[0]
+    assert len(answers.token_ids[0]) == 40
+
+
 def test_a_report_says_that_the_weights_are_random(model_path: Path) -> None:
     """The directory itself carries it; pico does not."""
     facts = model_facts(str(model_path))
@@ -90,7 +112,7 @@ def test_prompts_of_one_seed_are_the_same_and_of_another_are_not(model_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("name", "millions"), [("0.2m", 0.2), ("1m", 1), ("25m", 25), ("150m", 150), ("8b", 8000)]
+    ("name", "millions"), [("0.2m", 0.2), ("1m", 1), ("25m", 25), ("150m", 150), ("8b", 8000), ("moe", 8000)]
 )
 def test_shapes_are_as_large_as_they_are_called(name: str, millions: float) -> None:
     """Within a sixth."""

@@ -32,7 +32,7 @@ def model_facts(model: str) -> ModelFacts:
         facts = json.loads(card.read_text(encoding="utf-8"))
         dtype = f"{facts['bits']} bits" if facts.get("bits") else facts["dtype"]
         return ModelFacts(
-            name=f"{facts['shape']}, llama-shaped",
+            name=f"{facts['shape']}, {facts.get('model_type', 'llama')}-shaped",
             random_weights=True,
             parameters=facts["parameters"],
             dtype=dtype,

@@ -1,4 +1,4 @@
-"""Shapes of Llama-like models, from a trivial one to 8B parameters."""
+"""Shapes of models of Llama's and Qwen3-MoE's architecture, from a trivial one to 8B parameters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import msgspec
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
-    """Widths and depths. `dtype` is that of the weights on disk; `words` of the vocabulary have a text."""
+    """Widths and depths. `dtype` is that of the weights on disk; `words` of the vocabulary have a text.
+
+    With `experts` a layer has as many of width `intermediate`, of which each token takes `experts_used`.
+    """
 
     hidden: int
     layers: int
@@ -17,13 +20,17 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     context_tokens: int = 16384
     dtype: str = "float32"
     words: int = 8192
+    experts: int = 0
+    experts_used: int = 0
 
     @property
     def parameters(self) -> int:
         """The number of weights, embedding and head included, which are not tied."""
         head = self.hidden // self.heads
         attention = self.hidden * head * (2 * self.heads + 2 * self.kv_heads)
-        layer = attention + 3 * self.hidden * self.intermediate + 2 * self.hidden
+        layer = attention + max(1, self.experts) * 3 * self.hidden * self.intermediate + 2 * self.hidden
+        if self.experts:
+            layer += self.experts * self.hidden + 2 * head
         return self.layers * layer + 2 * self.vocabulary * self.hidden + self.hidden
 
 
@@ -62,5 +69,17 @@ SHAPES: dict[str, ModelShape] = {
         intermediate=14336,
         vocabulary=128_256,
         dtype="bfloat16",
+    ),
+    # As many parameters, of which a token takes a sixth.
+    "moe": ModelShape(
+        hidden=2048,
+        layers=24,
+        heads=16,
+        kv_heads=4,
+        intermediate=768,
+        vocabulary=128_256,
+        dtype="bfloat16",
+        experts=64,
+        experts_used=8,
     ),
 }

@@ -62,6 +62,7 @@ def make_model(
     )
     card = {
         "shape": shape_name,
+        "model_type": config["model_type"],
         "parameters": shape.parameters,
         "dtype": shape.dtype,
         "bits": bits,
@@ -92,15 +93,17 @@ def silent_ids(tokenizer: Tokenizer, vocabulary: int) -> list[int]:
 
 
 def _weights(shape: ModelShape, silent: list[int]) -> Weights:
-    """Tensors of mlx-lm's Llama, one at a time, so that an 8B model takes little memory to make."""
+    """Tensors of mlx-lm's Llama or Qwen3-MoE, one at a time, so that an 8B model takes little memory to make."""
     dtype, hidden, head = getattr(mx, shape.dtype), shape.hidden, shape.hidden // shape.heads
+    # Dimensions before those of a product.
+    experts = (shape.experts,) if shape.experts else ()
 
-    def linear(rows: int, columns: int) -> mx.array:
-        return mx.random.normal((rows, columns), scale=columns**-0.5).astype(dtype)
+    def linear(*dims: int) -> mx.array:
+        return mx.random.normal(dims, scale=dims[-1] ** -0.5).astype(dtype)
 
-    def into_hidden(columns: int) -> mx.array:
-        weight = linear(hidden, columns)
-        weight[CONSTANT_CHANNEL] = 0
+    def into_hidden(*dims: int) -> mx.array:
+        weight = linear(*dims[:-1], hidden, dims[-1])
+        weight[..., CONSTANT_CHANNEL, :] = 0
         return weight
 
     ones = mx.ones((hidden,), dtype=dtype)
@@ -113,9 +116,14 @@ def _weights(shape: ModelShape, silent: list[int]) -> Weights:
         yield f"{name}.self_attn.k_proj.weight", linear(shape.kv_heads * head, hidden)
         yield f"{name}.self_attn.v_proj.weight", linear(shape.kv_heads * head, hidden)
         yield f"{name}.self_attn.o_proj.weight", into_hidden(shape.heads * head)
-        yield f"{name}.mlp.gate_proj.weight", linear(shape.intermediate, hidden)
-        yield f"{name}.mlp.up_proj.weight", linear(shape.intermediate, hidden)
-        yield f"{name}.mlp.down_proj.weight", into_hidden(shape.intermediate)
+        mlp = f"{name}.mlp.switch_mlp" if experts else f"{name}.mlp"
+        yield f"{mlp}.gate_proj.weight", linear(*experts, shape.intermediate, hidden)
+        yield f"{mlp}.up_proj.weight", linear(*experts, shape.intermediate, hidden)
+        yield f"{mlp}.down_proj.weight", into_hidden(*experts, shape.intermediate)
+        if experts:
+            yield f"{name}.mlp.gate.weight", linear(*experts, hidden)
+            for norm in ("q_norm", "k_norm"):
+                yield f"{name}.self_attn.{norm}.weight", mx.ones((head,), dtype=dtype)
         yield f"{name}.input_layernorm.weight", ones
         yield f"{name}.post_attention_layernorm.weight", ones
     yield "model.norm.weight", ones
@@ -168,6 +176,16 @@ def _shards(weights: Weights) -> Iterator[dict[str, mx.array]]:
 
 
 def _config(shape: ModelShape, tokenizer: Tokenizer) -> dict[str, Any]:
+    experts = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_experts": shape.experts,
+        "num_experts_per_tok": shape.experts_used,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "moe_intermediate_size": shape.intermediate,
+        "norm_topk_prob": True,
+    }
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -187,6 +205,7 @@ def _config(shape: ModelShape, tokenizer: Tokenizer) -> dict[str, Any]:
         "mlp_bias": False,
         "torch_dtype": shape.dtype,
         "eos_token_id": tokenizer.token_to_id(END),
+        **(experts if shape.experts else {}),
     }
 
 
