@@ -320,11 +320,11 @@ def attend_packed(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]
     made = mx.full((shapes[0][0], heads, dim), float("nan"), queries.dtype)
     rows: dict[tuple[int, ...], list[int]] = {}
     table: Any = tiles.reshape(-1, 8).tolist()
-    for segment, row, first, end, width, query, token, _ in table:
+    for segment, row, first, end, width, query, token, is_apart in table:
         if width:
-            rows.setdefault((segment, row, first, end, width, token), []).append(query)
-    for (segment, row, first, end, width, token), given in rows.items():
-        assert given == list(range(0, heads // key_heads * width, 16))
+            rows.setdefault((segment, row, first, end, width, token, is_apart), []).append(query)
+    for (segment, row, first, end, width, token, is_apart), given in rows.items():
+        assert given == list(range(0, heads // key_heads * width, 64 if is_apart else 16))
         if first == end:
             made[token : token + width] = 0
             continue

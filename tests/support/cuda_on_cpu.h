@@ -133,6 +133,29 @@ static void multiply(float* sum, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t
   for (int c = 0; c < 4; c++) sum[c] += found.at[c];
 }
 
+// Fragments as in PTX ISA 9.7.14.5, ldmatrix. A copy is made at once.
+static void begin_copy(void* to, const void* from) { memcpy(to, from, 16); }
+static void wait_for_copies() {}
+template <bool ACROSS>
+static void load(uint32_t* to, const void* own) {
+  struct Found { uint32_t at[4]; };
+  const uint64_t place = (uint64_t)own;
+  const Found found = exchange({(uint32_t)place, (uint32_t)(place >> 32)}, [](auto lanes, int lane) {
+    Found found = {};
+    for (int matrix = 0; matrix < 4; matrix++)
+      for (int place = 0; place < 2; place++) {
+        const int row = ACROSS ? lane % 4 * 2 + place : lane / 4, column = ACROSS ? lane / 4 : lane % 4 * 2 + place;
+        const uint32_t* address = lanes[matrix * 8 + row];
+        const auto* numbers = (const uint16_t*)(address[0] | (uint64_t)address[1] << 32);
+        found.at[matrix] |= (uint32_t)numbers[column] << (16 * place);
+      }
+    return found;
+  });
+  for (int matrix = 0; matrix < 4; matrix++) to[matrix] = found.at[matrix];
+}
+static void load_matrices(uint32_t* to, const void* row) { load<false>(to, row); }
+static void load_matrices_across(uint32_t* to, const void* row) { load<true>(to, row); }
+
 namespace cooperative_groups {}
 namespace mlx::core::cu {
 template <typename T>

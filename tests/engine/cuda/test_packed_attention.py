@@ -14,7 +14,7 @@ from tests.support import cuda_kernels, cuda_on_cpu
 from tests.support.calls import calls_of
 from tests.support.models import LLAMA, build_model
 from zmqengine.engine import kv
-from zmqengine.engine.cuda import kernel, packed_attention
+from zmqengine.engine.cuda import attention, kernel, packed_attention
 from zmqengine.engine.cuda.cuda_ops import CudaOps
 from zmqengine.engine.host.backend import on_cuda
 from zmqengine.engine.kv.layout import Layout
@@ -84,18 +84,18 @@ def test_segments_attend_together(
     kernels: str, dim: int, dtype: mx.Dtype, columns: int, rejected: list[int]
 ) -> None:
     """Rows of unlike lengths, verify blocks and prompts, in one part of the columns or in several; padding gives
-    zeros."""
+    zeros. The longest prompt has queries for all warps of a block."""
     if kernels == "plain arithmetic":
         # NumPy has no bfloat16.
         dtype = mx.float16
     heads = head_shape(dim, dtype, normed=dim == 64)
-    widths, padding = [1, 3, 20, 5], 7
+    widths, padding = [1, 3, 30, 5], 7
 
     def caches() -> list[Any]:
         return [
             batch(heads, [columns, 9, columns // 2], 1, 10, rejected),
             batch(heads, [7, columns - 1], 3, 20, []),
-            row(heads, columns - 20, 20, 30),
+            row(heads, columns - 30, 30, 30),
             row(heads, 0, 5, 40),
         ]
 
@@ -126,6 +126,46 @@ def test_segments_attend_together(
     for one, other in zip(together, alone, strict=True):
         for name in ("keys", "values"):
             assert mx.allclose(getattr(one, name), getattr(other, name), atol=tolerance)
+
+
+@pytest.mark.parametrize(("dim", "dtype"), [(64, mx.float16), (128, mx.bfloat16)])
+@pytest.mark.parametrize("parts", [1, 4])
+@pytest.mark.parametrize("is_marked", [False, True])
+def test_rows_with_queries_for_all_warps(
+    kernels: str, dim: int, dtype: mx.Dtype, parts: int, is_marked: bool
+) -> None:
+    """Three blocks a row and head, the last with few queries and one with those of two heads. Columns of no row are not
+    read: they are not numbers."""
+    if kernels == "plain arithmetic":
+        pytest.skip("the kernel's text is tried")
+    rows, heads, key_heads, width, columns, room = 3, 6, 2, 45, 150, 170
+    starts = [0, 40, 103]
+    queries, keys, values = (
+        numbers(shape, seed, dtype)
+        for seed, shape in enumerate(
+            [(rows, heads, width, dim), (rows, key_heads, room, dim), (rows, key_heads, room, dim)]
+        )
+    )
+    place = mx.arange(columns)[None, None]
+    sees = (place >= mx.array(starts)[:, None, None]) & (place <= columns - width + mx.arange(width)[:, None])
+    marks = np.zeros((rows, columns), np.uint8)
+    if is_marked:
+        marks[0, 10:40] = marks[1, 60] = marks[2, 104] = 1
+    mask = (sees & (mx.array(marks) == 0)[:, None])[:, None]
+    spans = kv.Spans(
+        mx.array(starts, dtype=mx.int32),
+        columns,
+        mx.array([columns], dtype=mx.int32),
+        mx.array(marks) if is_marked else None,
+        lambda: mask,
+    )
+    used = (array[:, :, :columns].astype(mx.float32) for array in (keys, values))
+    wanted = mx.fast.scaled_dot_product_attention(queries.astype(mx.float32), *used, scale=0.1, mask=mask)
+    of_a_row = (mx.arange(room) >= mx.array(starts)[:, None]) & (mx.arange(room) < columns)
+    keys, values = (mx.where(of_a_row[:, None, :, None], array, float("nan")) for array in (keys, values))
+    got = attention.ragged_attention(queries, keys, values, spans, 0.1, parts)
+    expected, found = (np.array(array.astype(mx.float32)) for array in (wanted, got))
+    assert np.abs(found - expected).max() < (0.003 if dtype == mx.float16 else 0.03)
 
 
 @pytest.mark.usefixtures("kernels")

@@ -35,8 +35,8 @@ _PARTS = (1, 4, 16)
 _QUERY_NUMBERS_MAX = 64
 # Dimensions of a head that the kernel for several tokens of a row supports.
 _WINDOW_DIMS = (64, 128)
-WINDOW_QUERIES = 16
-"""Queries of a thread block of that kernel."""
+# Queries that a warp of that kernel multiplies at a time.
+_WARP_QUERIES = 16
 
 
 def ragged_attention(
@@ -96,7 +96,10 @@ def _kernel(
     rows, heads, width, dim = shape
     group = heads // key_heads
     if width > 1 and by_tensor_cores(dtype, dim):
-        return _window_kernel(dtype, dim), (rows * key_heads, -(-group * width // WINDOW_QUERIES))
+        return _window_kernel(dtype, dim), (
+            rows * key_heads,
+            -(-group * width // block_queries(group * width)),
+        )
     together = _heads_together(group, dim)
     return _row_kernel(dtype, dim, together), (rows * (heads // together), width)
 
@@ -139,8 +142,8 @@ def window_kernel(
         (("T", dtype), ("D", dim), *template),
         inputs,
         begin + kernel_text("window_attention.cu"),
-        ("ragged_attention.cuh", "tensor_cores.cuh", "window_attention.cuh"),
-        WINDOW_QUERIES * (sums_bytes + query_bytes),
+        ("ragged_attention.cuh", "tensor_cores.cuh", "window_attention.cuh", "prompt_attention.cuh"),
+        _WARP_QUERIES * (sums_bytes + query_bytes),
     )
 
 
@@ -219,6 +222,14 @@ def _heads_together(group: int, dim: int) -> int:
     """Maximum heads with the same keys for one thread block."""
     most = max(1, _QUERY_NUMBERS_MAX * 8 // dim)
     return max(count for count in range(1, group + 1) if group % count == 0 and count <= most)
+
+
+def block_queries(queries: int) -> int:
+    """Queries of a thread block of the kernel for several tokens of a row, by those of the row.
+
+    Where there are enough for all warps, each has its own: a block reads the keys and values once for all of them.
+    """
+    return WARPS * _WARP_QUERIES if queries >= WARPS * _WARP_QUERIES else _WARP_QUERIES
 
 
 def parts_of_rows(dtype: mx.Dtype, shape: tuple[int, ...], key_heads: int, columns: int) -> int:

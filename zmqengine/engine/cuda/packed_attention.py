@@ -145,7 +145,8 @@ def _tiles(spans: Sequence[_Span], widths: Sequence[int], padding: int, group: i
     every: list[np.ndarray] = []
     token = 0
     for segment, span, width in rows_alike:
-        rows, queries = len(span.first), np.arange(0, group * width, attention.WINDOW_QUERIES)
+        rows, step = len(span.first), attention.block_queries(group * width)
+        queries = np.arange(0, group * width, step)
         tiles = np.zeros((rows, len(queries), _TILE), np.int32)
         tiles[..., 0] = segment
         tiles[..., 1] = np.arange(rows)[:, None]
@@ -154,9 +155,11 @@ def _tiles(spans: Sequence[_Span], widths: Sequence[int], padding: int, group: i
         tiles[..., 4] = width
         tiles[..., 5] = queries
         tiles[..., 6] = token + width * np.arange(rows)[:, None]
+        tiles[..., 7] = step > attention.block_queries(1)
         every.append(tiles.reshape(-1, _TILE))
         token += rows * width
-    return np.concatenate(every)
+    # Those of prompts take longest, and begin first.
+    return np.concatenate(every[::-1])
 
 
 @lru_cache(maxsize=16)

@@ -1,166 +1,29 @@
-// Attention of the last W tokens of each row of a batch, as in ragged_attention.cu, for W > 1 and half precision: a block
-// reads the keys of its columns once for 16 queries, which are some tokens of some heads that share keys, and multiplies
-// with tensor cores. Its warps take 16 columns at a time in turn. Which dimension of a key stands where in a product is
-// free as long as queries agree, and so is which column of the output is which: a lane loads 16 bytes at a time.
-// Weights of columns are multiplied as a sum of two numbers in half precision, so that they lose nothing.
-  constexpr int CH = D / 32;
-  constexpr int HALVES = D / 64;
+// Attention of the last W tokens of each row of a batch, as in ragged_attention.cu, for W > 1 and half precision, by tensor
+// cores. Queries are some tokens of some heads that share keys: a warp multiplies 16 of them at a time. Where a row has
+// few, the warps of a block share the columns; where the queries are `apart`, each warp has its own.
   constexpr int LINE = D + 2;
   extern __shared__ uint4 shared_start[];
-  float* shared_sums = reinterpret_cast<float*>(shared_start);
-  uint4* shared_q = reinterpret_cast<uint4*>(shared_sums + WARPS * QUERIES * LINE);
-  __shared__ float shared_best[WARPS][QUERIES];
-  __shared__ float shared_weight[WARPS][QUERIES];
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  const int piece = lane & 3, row = lane >> 2;
+  __shared__ float most[WARPS * QUERIES], total[WARPS * QUERIES];
+  float* sums = reinterpret_cast<float*>(shared_start);
   int lo = first, hi = end;
   if (SPLITS > 1) {
     const int share = (end - first + SPLITS - 1) / SPLITS;
     lo = first + (int)blockIdx.z * share;
     hi = min(lo + share, end);
   }
-  if (SPLITS == 1) {
-    // No query of this block sees a column behind that of its last token.
-    const int top = min(query0 % W + QUERIES - 1, W - 1);
-    hi = min(hi, end - (W - 1 - top));
-  }
-  for (int at = threadIdx.x; at < QUERIES * D / 8; at += WARPS * 32) {
-    const int m = at / (D / 8), chunk = at % (D / 8), query = min(query0 + m, G * W - 1);
-    const T* from = queries + (query / W) * head_step + (query % W) * token_step;
-    shared_q[m * (D / 8) + (chunk ^ ((m & 1) << 2))] = *reinterpret_cast<const uint4*>(from + chunk * 8);
-  }
-  int last[2];
-#pragma unroll
-  for (int r = 0; r < 2; r++) last[r] = end - (W - 1 - (query0 + row + 8 * r) % W);
   const float factor = scale[0] * 1.44269504f;
-  keys += piece * 8;
-  values += row * 8;
-  float sums[HALVES * 8][4];
-#pragma unroll
-  for (int t = 0; t < HALVES * 8; t++)
-#pragma unroll
-    for (int c = 0; c < 4; c++) sums[t][c] = 0.f;
-  float best[2] = {-1e30f, -1e30f}, weight[2] = {0.f, 0.f};
-  uint4 kk[2][CH], vv[4][HALVES];
-  bool marked[4];
-  auto column = [&](int i, int place) { return i + piece * 2 + (place & 1) + 8 * (place >> 1); };
-  auto fetch_keys = [&](int i) {
-#pragma unroll
-    for (int n = 0; n < 2; n++) {
-      const long long at = min(i + n * 8 + row, hi - 1);
-#pragma unroll
-      for (int c = 0; c < CH; c++) kk[n][c] = *reinterpret_cast<const uint4*>(keys + at * key_step + c * 32);
-    }
-#pragma unroll
-    for (int place = 0; place < 4; place++) marked[place] = holes && marks[min(column(i, place), hi - 1)];
-  };
-  auto fetch_values = [&](int i) {
-#pragma unroll
-    for (int place = 0; place < 4; place++) {
-      const long long at = min(column(i, place), hi - 1);
-#pragma unroll
-      for (int half = 0; half < HALVES; half++)
-        vv[place][half] = *reinterpret_cast<const uint4*>(values + at * value_step + half * 64);
-    }
-  };
-  int i = lo + warp * 16;
-  if (i < hi) fetch_keys(i);
+  if (apart)
+    attend_apart<T, D, WARPS>(
+        queries, head_step, token_step, keys, key_step, values, value_step, holes ? marks : nullptr, lo, hi, end, W, G * W,
+        query0, factor, shared_start, sums, most, total);
+  else
+    attend_together<T, D, WARPS>(
+        queries, head_step, token_step, keys, key_step, values, value_step, holes ? marks : nullptr, lo, hi, end, W, G * W,
+        query0, factor, shared_start + WARPS * QUERIES * LINE / 4, sums, most, total);
   __syncthreads();
-  for (; i < hi; i += WARPS * 16) {
-    fetch_values(i);
-    float scores[2][4];
-#pragma unroll
-    for (int n = 0; n < 2; n++)
-#pragma unroll
-      for (int c = 0; c < 4; c++) scores[n][c] = 0.f;
-#pragma unroll
-    for (int c = 0; c < CH; c++) {
-      const int at = (c * 4 + piece) ^ ((row & 1) << 2);
-      const uint4 upper = shared_q[row * (D / 8) + at], lower = shared_q[(row + 8) * (D / 8) + at];
-#pragma unroll
-      for (int n = 0; n < 2; n++) {
-        multiply<T>(scores[n], upper.x, lower.x, upper.y, lower.y, kk[n][c].x, kk[n][c].y);
-        multiply<T>(scores[n], upper.z, lower.z, upper.w, lower.w, kk[n][c].z, kk[n][c].w);
-      }
-    }
-    bool used[4];
-#pragma unroll
-    for (int place = 0; place < 4; place++) used[place] = column(i, place) < hi && !marked[place];
-    if (i + WARPS * 16 < hi) fetch_keys(i + WARPS * 16);
-    uint32_t upper_half[2][2], lower_half[2][2];
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-      float higher = best[r];
-#pragma unroll
-      for (int place = 0; place < 4; place++) {
-        float& score = scores[place >> 1][2 * r + (place & 1)];
-        score = used[place] && column(i, place) < last[r] ? score * factor : -1e30f;
-        higher = fmaxf(higher, score);
-      }
-      higher = fmaxf(higher, __shfl_xor_sync(0xffffffffu, higher, 1));
-      higher = fmaxf(higher, __shfl_xor_sync(0xffffffffu, higher, 2));
-      const float old = exp2f(best[r] - higher);
-      best[r] = higher;
-      weight[r] *= old;
-#pragma unroll
-      for (int t = 0; t < HALVES * 8; t++) {
-        sums[t][2 * r] *= old;
-        sums[t][2 * r + 1] *= old;
-      }
-#pragma unroll
-      for (int n = 0; n < 2; n++) {
-        float fresh[2];
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-          const float score = scores[n][2 * r + e];
-          fresh[e] = score > -1e29f ? exp2f(score - higher) : 0.f;
-          weight[r] += fresh[e];
-        }
-        const T one = static_cast<T>(fresh[0]), other = static_cast<T>(fresh[1]);
-        upper_half[n][r] = pair<T>(one, other);
-        lower_half[n][r] = pair<T>(
-            static_cast<T>(fresh[0] - static_cast<float>(one)), static_cast<T>(fresh[1] - static_cast<float>(other)));
-      }
-    }
-#pragma unroll
-    for (int half = 0; half < HALVES; half++)
-#pragma unroll
-      for (int t = 0; t < 8; t++) {
-        const uint32_t how = t & 1 ? 0x7632 : 0x5410;
-        uint32_t from[2];
-#pragma unroll
-        for (int n = 0; n < 2; n++) {
-          const uint32_t* one = reinterpret_cast<const uint32_t*>(&vv[2 * n][half]);
-          const uint32_t* other = reinterpret_cast<const uint32_t*>(&vv[2 * n + 1][half]);
-          from[n] = __byte_perm(one[t >> 1], other[t >> 1], how);
-        }
-        float* to = sums[half * 8 + t];
-        multiply<T>(to, upper_half[0][0], upper_half[0][1], upper_half[1][0], upper_half[1][1], from[0], from[1]);
-        multiply<T>(to, lower_half[0][0], lower_half[0][1], lower_half[1][0], lower_half[1][1], from[0], from[1]);
-      }
-  }
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
-    weight[r] += __shfl_xor_sync(0xffffffffu, weight[r], 1);
-    weight[r] += __shfl_xor_sync(0xffffffffu, weight[r], 2);
-    if (piece == 0) {
-      shared_best[warp][row + 8 * r] = best[r];
-      shared_weight[warp][row + 8 * r] = weight[r];
-    }
-#pragma unroll
-    for (int half = 0; half < HALVES; half++)
-#pragma unroll
-      for (int t = 0; t < 8; t++)
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-          const int d = half * 64 + (piece * 2 + e) * 8 + t;
-          shared_sums[(warp * QUERIES + row + 8 * r) * LINE + d] = sums[half * 8 + t][2 * r + e];
-        }
-  }
-  __syncthreads();
-  for (int at = threadIdx.x; at < QUERIES * D; at += WARPS * 32) {
+  for (int at = threadIdx.x; at < (apart ? WARPS : 1) * QUERIES * D; at += WARPS * 32) {
     const int m = at / D, d = at % D, query = query0 + m;
     if (query >= G * W) break;
-    const Joined joined = join_warps<WARPS>(
-        shared_best[0] + m, shared_weight[0] + m, QUERIES, shared_sums + m * LINE + d, QUERIES * LINE);
+    const Joined joined = apart ? join_warps<1>(most + m, total + m, 0, sums + m * LINE + d, 0)
+                                : join_warps<WARPS>(most + m, total + m, QUERIES, sums + m * LINE + d, QUERIES * LINE);
     const long long place = (token0 + query % W) * heads + h * G + query / W;

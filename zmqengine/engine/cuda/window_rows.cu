@@ -3,7 +3,8 @@
   const int key_heads = k_shape[1], heads = q_shape[1], W = q_shape[2];
   const int G = heads / key_heads;
   const int b = blockIdx.x / key_heads, h = blockIdx.x % key_heads;
-  const int query0 = blockIdx.y * QUERIES;
+  const bool apart = (int)gridDim.y * QUERIES < G * W;
+  const int query0 = blockIdx.y * (apart ? WARPS : 1) * QUERIES;
   const int first = starts[b], end = stop[0];
   const long long token0 = (long long)b * W, head_step = q_strides[1], token_step = q_strides[2];
   const long long key_step = k_strides[2], value_step = v_strides[2];
