@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,19 @@ from tests.embedding.test_engine import INFO, Clock, CountedModel
 from tests.support import cuda_kernels, cuda_on_cpu
 from tests.support.calls import calls_of
 from zmqengine.checkpoint.recipe import read_recipe
+from zmqengine.engine.autotune.variants import Timing, Variant, same_but_for_rounding
 from zmqengine.engine.cuda import kernel, text_kernels
 from zmqengine.engine.cuda.text_kernels import supports
-from zmqengine.engine.embedding import attention, encoder_model, engine, opening, packing, padded
+from zmqengine.engine.embedding import (
+    attention,
+    encoder_model,
+    engine,
+    opening,
+    packing,
+    padded,
+    product,
+    replay,
+)
 from zmqengine.engine.embedding.encoder_model import TextEncoder
 from zmqengine.engine.embedding.encoders import activations
 from zmqengine.engine.embedding.engine import EmbeddingEngine
@@ -66,9 +76,18 @@ def on_a_gpu(
     # Their text computes at once, which a trace cannot hold.
     monkeypatch.setattr(mx, "compile", (lambda function: function) if as_written else compiled)
     monkeypatch.setattr(text_kernels, "supports", supports)
+    # On a CPU the text of the product takes minutes; `tests/engine/cuda/test_text_kernels.py` tries it.
+    monkeypatch.setattr(replay, "fastest", (lambda _: Timing("cuBLAS", {})) if as_written else tried)
     yield request.param
     monkeypatch.undo()
     cuda_kernels.forget()
+
+
+def tried(variants: Mapping[str, Variant]) -> Timing:
+    """All of them in turn, which agree; the last one is said to be the fastest."""
+    first, *others = (variant() for variant in variants.values())
+    assert all(same_but_for_rounding(other, first, 1e-5) for other in others)
+    return Timing([*variants][-1], {})
 
 
 @pytest.fixture
@@ -209,12 +228,14 @@ def operations(*arrays: mx.array) -> list[str]:
 
 @pytest.fixture
 def by_kernels(padded_only: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Our kernels, each an operation that computes nothing: the one named Flatten or Slice."""
+    """Our kernels, each an operation of its output's shape, and products in them said to be faster."""
 
     def cuda_kernel(*, name: str, **_: Any) -> Any:
         def call(*, inputs: list[mx.array], output_shapes: list[tuple[int, ...]], **_: Any) -> list[mx.array]:
-            count = output_shapes[0][0]
-            return [inputs[0].flatten(1) if name == "text_attention" else inputs[0][:count]]
+            given, count = inputs[0], output_shapes[0][0]
+            if name == "text_product":
+                return [given @ inputs[1]]
+            return [given.flatten(1) if name == "text_attention" else given[:count]]
 
         return call
 
@@ -222,6 +243,7 @@ def by_kernels(padded_only: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     monkeypatch.setattr(kernel, "kernel_cache", lambda: None)
     monkeypatch.setattr(text_kernels, "supports", supports)
     monkeypatch.setattr(TextEncoder, "_agrees", lambda *_: True)
+    monkeypatch.setattr(replay, "fastest", lambda _: Timing("kernels", {}))
     cuda_kernels.forget()
     yield
     monkeypatch.undo()
@@ -259,12 +281,13 @@ def test_a_request_is_two_fifths_of_the_operations_of_mlx_embeddings(
 
 
 @pytest.mark.usefixtures("by_kernels")
-@pytest.mark.parametrize("texts", [1, 8, 64])
+@pytest.mark.parametrize(("texts", "kernels_count"), [(1, 48), (8, 48), (64, 54)])
 def test_with_kernels_a_request_launches_two_fifths_of_the_kernels_of_mlx_embeddings(
-    minilm: VectorEngine, texts: int
+    minilm: VectorEngine, texts: int, kernels_count: int
 ) -> None:
-    """In one shape, whatever the lengths: eight kernels a layer, four of which are products."""
-    given = [[5] * (9 + 11 * index % 70) for index in range(texts)]
+    """In one shape, whatever the lengths: a layer has seven kernels for few tokens, and eight, of which four are
+    cuBLAS's, for more."""
+    given = [[5] * (9 + 11 * index % 40) for index in range(texts)]
     replays: RaggedReplays = minilm._model._replays  # type: ignore[attr-defined]
     replays.begin(given, [])
     job, calls = calls_of(lambda: replays.begin(given, []))
@@ -276,10 +299,33 @@ def test_with_kernels_a_request_launches_two_fifths_of_the_kernels_of_mlx_embedd
     print(
         f"{texts} texts: {len(made)} operations, {len(launched) + attended + pooled} kernels, {calls} calls"
     )
-    assert len(launched) + attended + pooled <= THEIR_KERNELS * 2 // 5
-    assert launched.count("AddMM") == 24
+    assert len(launched) + attended + pooled == kernels_count <= THEIR_KERNELS * 2 // 5
+    assert [launched.count(name) for name in ("Matmul", "AddMM")] == ([0, 24] if texts > 8 else [24, 0])
     assert attended == 6
     assert calls * 10 <= THEIR_CALLS
+
+
+@pytest.mark.parametrize("slower", [{256}, {64, 256}])
+def test_products_are_in_kernels_where_these_are_faster(
+    slower: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to the largest number of tokens for which they were timed so."""
+    names = []
+
+    def timed(variants: Mapping[str, Any]) -> Timing:
+        size = variants["kernels"].args[0].shape[1]
+        return Timing("cuBLAS" if size in slower else "kernels", {})
+
+    def forward(batch: Any) -> mx.array:
+        names.append((len(batch.ids), product._kernels.get()))
+        return mx.zeros((8, 4)) + batch.ids[:1, None]
+
+    monkeypatch.setattr(replay, "fastest", timed)
+    replays = RaggedReplays(forward, heads=4)
+    replays.tune()
+    for length in (50, 64, 65):
+        replays.begin([[3] * length], [])
+    assert names == [(64, 64 not in slower), (80, False)]
 
 
 def test_kernels_have_fewer_shapes_than_rectangles() -> None:

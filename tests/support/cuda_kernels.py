@@ -400,6 +400,18 @@ def attend_texts(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
     return [found.transpose(0, 2, 1, 3)]
 
 
+def multiply_texts(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
+    """text_product.cu"""
+    rows, weights, bias, added = inputs
+    assert facts["K"] == rows.shape[1]
+    found = rows @ weights
+    if facts["BIAS"]:
+        found = found + bias
+    if facts["GELU"]:
+        found = found * (1 + mx.erf(found / 2**0.5)) / 2
+    return [added + found if facts["ADDED"] else found]
+
+
 def pool_texts(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
     """text_pool.cu"""
     states, texts = inputs
@@ -433,6 +445,7 @@ KERNELS: dict[str, Callable[[Arrays, Facts, Sequence[tuple[int, ...]]], list[mx.
     "packed_attention_part": attend_packed_in_parts,
     "text_attention": attend_texts,
     "text_pool": pool_texts,
+    "text_product": multiply_texts,
     "plain_product": multiply,
     "quantised_product": multiply_packed,
 }

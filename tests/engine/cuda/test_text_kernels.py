@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.nn.layers.activations import gelu
 
 from tests.support import cuda_kernels, cuda_on_cpu
 from zmqengine.engine.cuda import text_kernels
@@ -81,3 +82,22 @@ def test_a_text_is_pooled_alone(largest: bool) -> None:
     pieces = np.split(states, np.cumsum(LENGTHS)[:-1])
     expected = [piece.max(axis=0) if largest else piece.mean(axis=0) for piece in pieces]
     np.testing.assert_allclose(got, [*expected, np.zeros(200)], atol=1e-6)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(384, 24), (260, 13), (64, 8), (128, 40)])
+@pytest.mark.parametrize("count", [1, 32, 45])
+def test_a_product_has_its_bias_activation_and_sum(inputs: int, outputs: int, count: int) -> None:
+    """In blocks that are full and such as are not; each of the three or all of them."""
+    rows, weights, bias, added = (
+        mx.random.normal(shape, key=mx.random.key(seed))
+        for seed, shape in enumerate([(count, inputs), (outputs, inputs), (outputs,), (count, outputs)])
+    )
+    plain = rows @ weights.T / 20
+    weights = weights / 20
+    for got, wanted in (
+        (text_kernels.multiply(rows, weights.T, None), plain),
+        (text_kernels.multiply(rows, weights.T, bias), plain + bias),
+        (text_kernels.multiply(rows, weights.T, bias, gelu=True), gelu(plain + bias)),
+        (text_kernels.multiply(rows, weights.T, None, added=added), plain + added),
+    ):
+        np.testing.assert_allclose(np.array(got), np.array(wanted), rtol=1e-4, atol=1e-5)

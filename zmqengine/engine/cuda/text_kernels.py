@@ -1,7 +1,7 @@
-"""Attention and pools of texts whose tokens follow each other, on CUDA, each in one kernel.
+"""Attention, pools and products of texts whose tokens follow each other, in float32 on CUDA, each in one kernel.
 
-In float32 MLX has no kernel for all of attention there: with the copies that its products make of heads, it launches
-seven or eight.
+MLX has no kernel for all of attention there: with the copies that its products make of heads, it launches seven or
+eight. Its products are cuBLAS's, which takes the host twice the time of a kernel.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from zmqengine.engine.cuda.kernel_text import kernel_text
 
 _LANES = 32
 _POOL_THREADS = 128
-_PAIRED = 4
+# Threads of a block of the product, and its outputs.
+_PRODUCT_THREADS, _OUTPUTS = 256, 8
+# Floats that a lane loads at a time.
+_FOUR = 4
 # A lane keeps a query and the sums for it in registers, of which it has 255.
 _DIM_MAX = 64
 # More than any text has tokens.
@@ -25,7 +28,7 @@ _NO_WINDOW = 1 << 30
 
 def supports(dim: int) -> bool:
     """Whether `attend` supports heads with `dim` dimensions."""
-    return dim % _PAIRED == 0 and dim <= _DIM_MAX
+    return dim % _FOUR == 0 and dim <= _DIM_MAX
 
 
 def attend(
@@ -69,6 +72,38 @@ def pool(states: mx.array, texts: mx.array, *, largest: bool) -> mx.array:
     return pooled
 
 
+def multiplies(inputs: int) -> bool:
+    """Whether `multiply` supports rows of so many `inputs`."""
+    return inputs % _FOUR == 0
+
+
+def multiply(
+    rows: mx.array,
+    weights: mx.array,
+    bias: mx.array | None,
+    *,
+    added: mx.array | None = None,
+    gelu: bool = False,
+) -> mx.array:
+    """The product of few `rows` [count, inputs] with `weights`, a view [inputs, outputs] of an array [outputs, inputs].
+
+    It has the `bias` [outputs], then goes through GELU if so asked, then is `added` to [count, outputs].
+    """
+    count, outputs = rows.shape[0], weights.shape[1]
+    (made,) = _product(rows.shape[1], bias is not None, gelu, added is not None)(
+        inputs=[
+            rows,
+            weights,
+            scalar(0.0) if bias is None else bias,
+            scalar(0.0) if added is None else added,
+        ],
+        grid=(-(-outputs // _OUTPUTS) * _PRODUCT_THREADS, -(-count // _LANES), 1),
+        threadgroup=(_PRODUCT_THREADS, 1, 1),
+        output_shapes=[(count, outputs)],
+    )
+    return made
+
+
 @cache
 def _attention(dim: int, window: int, sloped: bool) -> Variant:
     kernel = Kernel(
@@ -82,6 +117,19 @@ def _attention(dim: int, window: int, sloped: bool) -> Variant:
     template = [("D", dim), ("WARPS", WARPS), ("WINDOW", window), ("SLOPED", sloped)]
     floats = [mx.float32] * 3
     return kernel.variant(template, [*floats, mx.int32, mx.float32, mx.float32], [mx.float32])
+
+
+@cache
+def _product(inputs: int, biased: bool, gelu: bool, added: bool) -> Variant:
+    kernel = Kernel(
+        name="text_product",
+        input_names=["rows", "weights", "bias", "added"],
+        output_names=["out"],
+        source=kernel_text("text_product.cu"),
+        ensure_row_contiguous=False,
+    )
+    template = [("K", inputs), ("BIAS", biased), ("GELU", gelu), ("ADDED", added)]
+    return kernel.variant(template, [mx.float32] * 4, [mx.float32])
 
 
 @cache

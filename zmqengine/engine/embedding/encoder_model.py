@@ -67,6 +67,8 @@ class TextEncoder:
         self._replays: RaggedReplays | Replays | None = None
         if on_gpu:
             self._replays = next(filter(self._agrees, self._every_replays()), None)
+            if isinstance(self._replays, RaggedReplays):
+                self._replays.tune()
 
     @property
     def workspace_bytes(self) -> int:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 import mlx.core as mx
+from mlx.nn.layers.activations import gelu
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear
+
+from zmqengine.engine.cuda import text_kernels
 
 
 class Product(Module):
@@ -17,6 +24,8 @@ class Product(Module):
             self.bias = linear.bias
 
     def __call__(self, states: mx.array) -> mx.array:
+        if _in_a_kernel(self, states):
+            return text_kernels.multiply(states, self.weight, self.get("bias"))
         if "bias" in self:
             return mx.addmm(self.bias, states, self.weight)
         return states @ self.weight
@@ -24,10 +33,38 @@ class Product(Module):
 
 def added(states: mx.array, layer: Module, given: mx.array) -> mx.array:
     """The sum of `states` and what a linear layer makes of `given`, in one operation where it has no bias."""
+    if _in_a_kernel(layer, given):
+        return text_kernels.multiply(given, layer.weight, layer.get("bias"), added=states)
     if isinstance(layer, Product) and "bias" not in layer:
         return mx.addmm(states, given, layer.weight)
     made: mx.array = states + layer(given)
     return made
+
+
+def activated(layer: Module, given: mx.array, activation: Callable[[mx.array], mx.array]) -> mx.array:
+    """The `activation` of what a linear layer makes of `given`."""
+    if activation is gelu and _in_a_kernel(layer, given):
+        return text_kernels.multiply(given, layer.weight, layer.get("bias"), gelu=True)
+    return activation(layer(given))
+
+
+@contextmanager
+def products_in_kernels() -> Iterator[None]:
+    """Within it products are our kernels for few rows on CUDA: to be traced."""
+    token = _kernels.set(True)
+    try:
+        yield
+    finally:
+        _kernels.reset(token)
+
+
+_kernels = ContextVar("products in kernels", default=False)
+
+
+def _in_a_kernel(layer: Module, given: mx.array) -> bool:
+    if not _kernels.get() or not isinstance(layer, Product):
+        return False
+    return given.dtype == layer.weight.dtype == mx.float32 and text_kernels.multiplies(given.shape[1])
 
 
 def fold_bias(norm: Module, adding: Module, reading: Module) -> None:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
 
 from zmqengine.checkpoint.encoder_batch import SCORES_BYTES_MAX
+from zmqengine.engine.autotune.variants import fastest
 from zmqengine.engine.embedding.padded import Padded
+from zmqengine.engine.embedding.product import products_in_kernels
 from zmqengine.engine.embedding.ragged import Ragged
 from zmqengine.engine.models.few_sizes import few_sizes
 
 ROWS_BY_POWER, TOKENS_BY_POWER = 8, 64
 """Up to these, rows and tokens of a shape are powers of two, beyond them four numbers between two powers: few shapes
 are traced, and padding of batches that fill the device is at most a quarter in each direction."""
+_TUNED_TOKENS, _TUNED_LENGTH = (256, 64), 16
+"""Tokens of batches for which products in kernels are timed, of texts of this length; cuBLAS needs more to gain on
+them."""
 
 
 class Replays:
@@ -83,34 +89,38 @@ class Replays:
 
 
 class RaggedReplays:
-    """`Replays` without padding between texts, for `Ragged`: a batch is one shape, and few shapes differ."""
+    """`Replays` without padding between texts, for `Ragged`: a batch is one shape, and few shapes differ.
+
+    Up to some number of tokens, products are our kernels.
+    """
 
     def __init__(self, forward: Callable[[Ragged], mx.array], *, heads: int) -> None:
-        self._traced = mx.compile(lambda *given: forward(Ragged(*given)))
+        def in_kernels(*given: mx.array) -> mx.array:
+            with products_in_kernels():
+                return forward(Ragged(*given))
+
+        self._traced = {
+            "cuBLAS": mx.compile(lambda *given: forward(Ragged(*given))), "kernels": mx.compile(in_kernels)
+        }  # fmt: skip
+        self._in_kernels_max = 0
         self._tokens_max = int((SCORES_BYTES_MAX / (4 * heads)) ** 0.5)
+
+    def tune(self) -> None:
+        """Find the number of tokens up to which kernels are faster, which make the same vectors."""
+        for size in _TUNED_TOKENS:
+            given = _tables([[1] * _TUNED_LENGTH] * (size // _TUNED_LENGTH), [])
+            variants = {name: partial(traced, *given) for name, traced in self._traced.items()}
+            if fastest(variants).best == "kernels":
+                self._in_kernels_max = size
+                break
 
     def begin(self, texts: Sequence[Sequence[int]], second: Sequence[int]) -> ReplayJob | None:
         """A job for these texts; None if one of them is so long that MLX's products are faster than the kernel."""
-        lengths = np.array(list(map(len, texts)))
-        if lengths.max() > self._tokens_max:
+        if max(map(len, texts)) > self._tokens_max:
             return None
-        count, ends = rounded(len(texts), ROWS_BY_POWER), lengths.cumsum()
-        used = int(ends[-1])
-        size = rounded(used, TOKENS_BY_POWER)
-        tokens = np.zeros((5 if any(second) else 4, size), np.int32)
-        tokens[0, :used] = np.concatenate(texts)
-        # Padding is as many texts of one token, whose id is 0.
-        tokens[-2] = np.arange(size)
-        tokens[-1] = tokens[-2] + 1
-        tokens[-2, :used] = (ends - lengths).repeat(lengths)
-        tokens[-1, :used] = ends.repeat(lengths)
-        tokens[1] = np.arange(size) - tokens[-2]
-        if any(second):
-            starts = np.array(second).repeat(lengths)
-            tokens[2, :used] = (starts > 0) & (tokens[1, :used] >= starts)
-        spans = np.zeros((2, count), np.int32)
-        spans[:, : len(texts)] = ends - lengths, ends
-        vectors = self._traced(mx.array(tokens), mx.array(spans))
+        given = _tables(texts, second)
+        size = given[0].shape[1]
+        vectors = self._traced["kernels" if size <= self._in_kernels_max else "cuBLAS"](*given)
         return ReplayJob([(vectors, len(texts))], np.arange(len(texts)), size)
 
 
@@ -136,6 +146,28 @@ class ReplayJob:
         """The vectors, once they are computed."""
         vectors = np.concatenate([np.array(vectors)[:count] for vectors, count in self._parts])
         return vectors[self._order.argsort()]
+
+
+def _tables(texts: Sequence[Sequence[int]], second: Sequence[int]) -> tuple[mx.array, mx.array]:
+    """The arguments of `Ragged`, of sizes that are few."""
+    lengths = np.array(list(map(len, texts)))
+    ends = lengths.cumsum()
+    used = int(ends[-1])
+    size = rounded(used, TOKENS_BY_POWER)
+    tokens = np.zeros((5 if any(second) else 4, size), np.int32)
+    tokens[0, :used] = np.concatenate(texts)
+    # Padding is as many texts of one token, whose id is 0.
+    tokens[-2] = np.arange(size)
+    tokens[-1] = tokens[-2] + 1
+    tokens[-2, :used] = (ends - lengths).repeat(lengths)
+    tokens[-1, :used] = ends.repeat(lengths)
+    tokens[1] = np.arange(size) - tokens[-2]
+    if any(second):
+        starts = np.array(second).repeat(lengths)
+        tokens[2, :used] = (starts > 0) & (tokens[1, :used] >= starts)
+    spans = np.zeros((2, rounded(len(texts), ROWS_BY_POWER)), np.int32)
+    spans[:, : len(texts)] = ends - lengths, ends
+    return mx.array(tokens), mx.array(spans)
 
 
 def _rectangle(texts: Sequence[Sequence[int]], rows: int, columns: int) -> np.ndarray:

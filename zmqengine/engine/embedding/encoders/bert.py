@@ -17,7 +17,7 @@ from mlx.nn.layers.normalization import LayerNorm
 
 from zmqengine.engine.embedding.encoders.activations import activation
 from zmqengine.engine.embedding.encoders.parts import with_types
-from zmqengine.engine.embedding.product import added, fold_bias
+from zmqengine.engine.embedding.product import activated, added, fold_bias
 from zmqengine.engine.embedding.text_batch import TextBatch
 from zmqengine.engine.models.arrays import Weights, joined, renamed, whole
 from zmqengine.errors import ModelLoadError
@@ -64,12 +64,11 @@ class BertLayer(Module):
         queries, keys, values = batch.heads(self.qkv(states), [self._heads] * 3)
         attended = batch.attend(queries, keys, values, scale=self._scale, slopes=self._slopes)
         states = self.attention_norm(added(states, self.out, attended))
-        inner = self.up(states)
         if self._is_gated:
-            gate, inner = mx.split(inner, 2, axis=-1)
+            gate, inner = mx.split(self.up(states), 2, axis=-1)
             inner = self._activation(gate) * inner
         else:
-            inner = self._activation(inner)
+            inner = activated(self.up, states, self._activation)
         made: mx.array = self.norm(added(states, self.down, inner))
         return made
 
