@@ -402,14 +402,30 @@ def attend_texts(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
 
 def multiply_texts(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
     """text_product.cu"""
-    rows, weights, bias, added = inputs
+    rows, weights, bias, added, stats, norm_weight, norm_bias = inputs
     assert facts["K"] == rows.shape[1]
+    if facts["NORMED"]:
+        before = added if facts["ADDED"] else rows
+        assert stats.shape == (len(before), before.shape[1] // 8, 2)
+        made = mx.fast.layer_norm(before, norm_weight, norm_bias, number(facts["EPS"]))
+        rows, added = (rows, made) if facts["ADDED"] else (made, added)
     found = rows @ weights
     if facts["BIAS"]:
         found = found + bias
     if facts["GELU"]:
         found = found * (1 + mx.erf(found / 2**0.5)) / 2
     return [added + found if facts["ADDED"] else found]
+
+
+def multiply_texts_and_tell(inputs: Arrays, facts: Facts, shapes: Any) -> list[mx.array]:
+    """text_product.cu and text_product_stats.cu"""
+    (found,) = multiply_texts(inputs, facts, shapes)
+    groups = found.reshape(len(found), -1, 8)
+    average = groups.mean(axis=-1, keepdims=True)
+    return [
+        found,
+        mx.concatenate([average, mx.square(groups - average).sum(axis=-1, keepdims=True)], axis=-1),
+    ]
 
 
 def pool_texts(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
@@ -446,6 +462,7 @@ KERNELS: dict[str, Callable[[Arrays, Facts, Sequence[tuple[int, ...]]], list[mx.
     "text_attention": attend_texts,
     "text_pool": pool_texts,
     "text_product": multiply_texts,
+    "text_product_told": multiply_texts_and_tell,
     "plain_product": multiply,
     "quantised_product": multiply_packed,
 }

@@ -29,6 +29,7 @@ from zmqengine.engine.cuda import (
     packed_attention,
     plain_products,
     quantised_products,
+    text_kernels,
 )
 from zmqengine.engine.cuda.kernel import Kernel
 from zmqengine.engine.cuda.kernel_cache import KernelCache, module_name
@@ -160,6 +161,14 @@ def build_every_kernel() -> None:
     draw_kernel.choose(zeros(1, 1000), plan, 0)
     kv_kernels.move_rows([(keys, keys)], [(keys, keys)], [Move(1, 0, 0, 0, 2)])
     kv_kernels.CudaKernels().repack((keys, keys), mx.zeros((2, 64), mx.int32), 2)
+    states, tokens = mx.zeros((9, 128)), mx.zeros((4, 9), mx.int32)
+    split = states.reshape(9, 2, 1, 64)
+    text_kernels.attend(split, split, split, tokens, scale=1.0, window=9, slopes=mx.zeros((2,)))
+    text_kernels.pool(states, tokens[:2], largest=True)
+    norm = text_kernels.NormOfSums(mx.zeros((9, 16, 2)), states[0], states[0], 1e-12)
+    weights = mx.zeros((128, 128)).T
+    text_kernels.multiply(states, weights, states[0], gelu=True, norm=norm)
+    text_kernels.sum_up(states, weights, states[0], states, norm)
 
 
 def test_draws_of_more_tokens_are_compiled_before_there_are_so_many(
@@ -196,7 +205,7 @@ def test_every_kernel_compiles_for_every_device(
         monkeypatch.setattr(nvrtc, "_check", lambda _: None)
         # CUDA's headers are looked for beside it.
         monkeypatch.setattr(nvrtc, "_mlx_directory", lambda: package)
-    assert len(every_kernel) == 25
+    assert len(every_kernel) == 29
     newest, oldest = (Nvrtc(name, kernel.HEADERS) for name in ("sm_90a", "sm_80"))
     for name, text in sorted(every_kernel):
         # Both of one kernel, or the test takes twice as long.

@@ -101,3 +101,24 @@ def test_a_product_has_its_bias_activation_and_sum(inputs: int, outputs: int, co
         (text_kernels.multiply(rows, weights.T, None, added=added), plain + added),
     ):
         np.testing.assert_allclose(np.array(got), np.array(wanted), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("count", [1, 37])
+def test_a_product_norms_the_sums_of_another(count: int) -> None:
+    """Its rows, or what is added to it; sums far from 0 keep their precision."""
+    width, outputs = 264, 16
+    shapes = [(count, 64), (width, 64), (count, width), (outputs, width), (width,), (width,)]
+    rows, weights, added, more, factor, term = (
+        mx.random.normal(shape, key=mx.random.key(seed)) for seed, shape in enumerate(shapes)
+    )
+    added = added + 100
+    sums, stats = text_kernels.sum_up(rows, weights.T, None, added, None)
+    norm = text_kernels.NormOfSums(stats, factor, term, 1e-12)
+    wanted = added + rows @ weights.T
+    normed = mx.fast.layer_norm(wanted, factor, term, 1e-12)
+    np.testing.assert_allclose(np.array(sums), np.array(wanted), rtol=1e-5)
+    got = text_kernels.multiply(sums, more.T, None, norm=norm)
+    np.testing.assert_allclose(np.array(got), np.array(normed @ more.T), rtol=1e-3, atol=1e-3)
+    again, _ = text_kernels.sum_up(rows, weights.T, factor, sums, norm)
+    expected = normed + rows @ weights.T + factor
+    np.testing.assert_allclose(np.array(again), np.array(expected), rtol=1e-3, atol=1e-4)

@@ -18,6 +18,6 @@ plain_product.cu         for few rows; its helpers are in the .cuh
 quantised_products.py    products with quantised weights: quantised_product.cu
 between_products.py      norms and rotations between them: residual_norm.cu, rotary_heads*.cu after rotary_rows.cu, or
                          after rotary_packed.cu for packed_attention.py
-text_kernels.py          of texts, in float32: text_attention.cu, text_pool.cu, and text_product.cu for few tokens
+text_kernels.py          of texts, in float32: text_attention.cu, text_pool.cu, and text_product*.cu for few tokens
 tensor_cores.cuh         matrix multiply instructions that every generation of tensor cores has
 """

@@ -144,10 +144,10 @@ def _template(kind: _Kind) -> tuple[tuple[str, Any], ...]:
         ("D", kind.dim),
         ("DIMS", kind.dims),
         ("FREQS", kind.freqs is not None),
-        ("BASE", _bits(0.0 if kind.base is None else math.log2(kind.base))),
-        ("SCALE", _bits(kind.scale)),
+        ("BASE", bits_of(0.0 if kind.base is None else math.log2(kind.base))),
+        ("SCALE", bits_of(kind.scale)),
         ("NORMS", norms is not None),
-        ("EPS", _bits(0.0 if norms is None else norms[2])),
+        ("EPS", bits_of(0.0 if norms is None else norms[2])),
         ("WARPS", _WARPS),
         ("P", kind.product),
     )
@@ -170,7 +170,7 @@ def _grid(heads: HeadShape, tokens: int) -> dict[str, Any]:
     }
 
 
-def _bits(number: float) -> int:
+def bits_of(number: float) -> int:
     """The bits of a float as an integer: a template argument of a kernel is an integer."""
     bits: int = struct.unpack("<i", struct.pack("<f", number))[0]
     return bits
@@ -195,7 +195,7 @@ def _add_and_norm(
         ("A", added),
         ("N", dim),
         ("THREADS", threads),
-        ("EPS", _bits(eps)),
+        ("EPS", bits_of(eps)),
     ]
     return kernel.variant(template, [dtype, added, dtype], [dtype, dtype])
 

@@ -7,10 +7,12 @@ eight. Its products are cuBLAS's, which takes the host twice the time of a kerne
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 import mlx.core as mx
 
 from zmqengine.engine.cuda.attention import WARPS, scalar
+from zmqengine.engine.cuda.between_products import bits_of
 from zmqengine.engine.cuda.kernel import Kernel, Variant
 from zmqengine.engine.cuda.kernel_text import kernel_text
 
@@ -72,6 +74,15 @@ def pool(states: mx.array, texts: mx.array, *, largest: bool) -> mx.array:
     return pooled
 
 
+class NormOfSums(NamedTuple):
+    """A norm of sums that `sum_up` made: the `stats` of them, and the norm's own arrays and number."""
+
+    stats: mx.array
+    weight: mx.array
+    bias: mx.array
+    eps: float
+
+
 def multiplies(inputs: int) -> bool:
     """Whether `multiply` supports rows of so many `inputs`."""
     return inputs % _FOUR == 0
@@ -84,24 +95,56 @@ def multiply(
     *,
     added: mx.array | None = None,
     gelu: bool = False,
+    norm: NormOfSums | None = None,
 ) -> mx.array:
     """The product of few `rows` [count, inputs] with `weights`, a view [inputs, outputs] of an array [outputs, inputs].
 
-    It has the `bias` [outputs], then goes through GELU if so asked, then is `added` to [count, outputs].
+    It has the `bias` [outputs], then goes through GELU if so asked, then is `added` to [count, outputs]. The `norm` is
+    that of what is added, or else of the rows.
     """
+    return _multiply(rows, weights, bias, added, norm, gelu=gelu, told=False)[0]
+
+
+def sums_up(outputs: int) -> bool:
+    """Whether `sum_up` supports so many `outputs`."""
+    return outputs % _OUTPUTS == 0
+
+
+def sum_up(
+    rows: mx.array, weights: mx.array, bias: mx.array | None, added: mx.array, norm: NormOfSums | None
+) -> tuple[mx.array, mx.array]:
+    """`multiply`, and what a norm of the sums needs, for `NormOfSums`."""
+    made, stats = _multiply(rows, weights, bias, added, norm, gelu=False, told=True)
+    return made, stats
+
+
+def _multiply(
+    rows: mx.array,
+    weights: mx.array,
+    bias: mx.array | None,
+    added: mx.array | None,
+    norm: NormOfSums | None,
+    *,
+    gelu: bool,
+    told: bool,
+) -> list[mx.array]:
     count, outputs = rows.shape[0], weights.shape[1]
-    (made,) = _product(rows.shape[1], bias is not None, gelu, added is not None)(
+    blocks = -(-outputs // _OUTPUTS)
+    nothing = scalar(0.0)
+    eps = None if norm is None else norm.eps
+    variant = _product(rows.shape[1], bias is not None, gelu, added is not None, eps, told)
+    return variant(
         inputs=[
             rows,
             weights,
-            scalar(0.0) if bias is None else bias,
-            scalar(0.0) if added is None else added,
+            nothing if bias is None else bias,
+            nothing if added is None else added,
+            *((nothing,) * 3 if norm is None else norm[:3]),
         ],
-        grid=(-(-outputs // _OUTPUTS) * _PRODUCT_THREADS, -(-count // _LANES), 1),
+        grid=(blocks * _PRODUCT_THREADS, -(-count // _LANES), 1),
         threadgroup=(_PRODUCT_THREADS, 1, 1),
-        output_shapes=[(count, outputs)],
+        output_shapes=[(count, outputs), *[(count, blocks, 2)] * told],
     )
-    return made
 
 
 @cache
@@ -120,16 +163,21 @@ def _attention(dim: int, window: int, sloped: bool) -> Variant:
 
 
 @cache
-def _product(inputs: int, biased: bool, gelu: bool, added: bool) -> Variant:
+def _product(inputs: int, biased: bool, gelu: bool, added: bool, eps: float | None, told: bool) -> Variant:
+    stats = ["text_product_stats.cu"] if told else []
+    names = ["rows", "weights", "bias", "added", "stats", "norm_weight", "norm_bias"]
     kernel = Kernel(
-        name="text_product",
-        input_names=["rows", "weights", "bias", "added"],
-        output_names=["out"],
-        source=kernel_text("text_product.cu"),
+        name="text_product_told" if told else "text_product",
+        input_names=names,
+        output_names=["out", "told"] if told else ["out"],
+        source=kernel_text("text_product.cu", *stats),
         ensure_row_contiguous=False,
     )
-    template = [("K", inputs), ("BIAS", biased), ("GELU", gelu), ("ADDED", added)]
-    return kernel.variant(template, [mx.float32] * 4, [mx.float32])
+    template = [
+        ("K", inputs), ("BIAS", biased), ("GELU", gelu), ("ADDED", added), ("NORMED", eps is not None),
+        ("EPS", bits_of(eps or 0.0)),
+    ]  # fmt: skip
+    return kernel.variant(template, [mx.float32] * len(names), [mx.float32] * (1 + told))
 
 
 @cache

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import NamedTuple
 
 import mlx.core as mx
 from mlx.nn.layers.activations import gelu
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.normalization import LayerNorm
 
 from zmqengine.engine.cuda import text_kernels
 
@@ -24,11 +26,43 @@ class Product(Module):
             self.bias = linear.bias
 
     def __call__(self, states: mx.array) -> mx.array:
-        if _in_a_kernel(self, states):
-            return text_kernels.multiply(states, self.weight, self.get("bias"))
         if "bias" in self:
             return mx.addmm(self.bias, states, self.weight)
         return states @ self.weight
+
+
+class Summed(NamedTuple):
+    """States before their norm, which the kernels that read them compute."""
+
+    sums: mx.array
+    norm: text_kernels.NormOfSums
+
+
+States = mx.array | Summed
+
+
+def plain(states: States) -> mx.array:
+    """`states` as an array, after the norm that they wait for."""
+    if isinstance(states, Summed):
+        _, weight, bias, eps = states.norm
+        return mx.fast.layer_norm(states.sums, weight, bias, eps)
+    return states
+
+
+def multiplied(layer: Module, states: States) -> mx.array:
+    """The output of a linear layer for `states`."""
+    return activated(layer, states, None)
+
+
+def activated(layer: Module, states: States, activation: Callable[[mx.array], mx.array] | None) -> mx.array:
+    """The `activation` of the output of a linear layer for `states`."""
+    sums, norm = states if isinstance(states, Summed) else (states, None)
+    if activation in (gelu, None) and _in_a_kernel(layer, sums):
+        return text_kernels.multiply(
+            sums, layer.weight, layer.get("bias"), gelu=activation is gelu, norm=norm
+        )
+    made: mx.array = layer(plain(states))
+    return made if activation is None else activation(made)
 
 
 def added(states: mx.array, layer: Module, given: mx.array) -> mx.array:
@@ -41,11 +75,14 @@ def added(states: mx.array, layer: Module, given: mx.array) -> mx.array:
     return made
 
 
-def activated(layer: Module, given: mx.array, activation: Callable[[mx.array], mx.array]) -> mx.array:
-    """The `activation` of what a linear layer makes of `given`."""
-    if activation is gelu and _in_a_kernel(layer, given):
-        return text_kernels.multiply(given, layer.weight, layer.get("bias"), gelu=True)
-    return activation(layer(given))
+def normed(states: States, layer: Module, given: mx.array, norm: LayerNorm) -> States:
+    """The `norm` of the sum of `states` and what a linear layer makes of `given`."""
+    if _in_a_kernel(layer, given) and text_kernels.sums_up(layer.weight.shape[1]):
+        before, norm_before = states if isinstance(states, Summed) else (states, None)
+        sums, stats = text_kernels.sum_up(given, layer.weight, layer.get("bias"), before, norm_before)
+        return Summed(sums, text_kernels.NormOfSums(stats, norm.weight, norm.bias, norm.eps))
+    made: mx.array = norm(added(plain(states), layer, given))
+    return made
 
 
 @contextmanager

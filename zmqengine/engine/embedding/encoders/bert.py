@@ -17,7 +17,7 @@ from mlx.nn.layers.normalization import LayerNorm
 
 from zmqengine.engine.embedding.encoders.activations import activation
 from zmqengine.engine.embedding.encoders.parts import with_types
-from zmqengine.engine.embedding.product import activated, added, fold_bias
+from zmqengine.engine.embedding.product import States, activated, fold_bias, multiplied, normed, plain
 from zmqengine.engine.embedding.text_batch import TextBatch
 from zmqengine.engine.models.arrays import Weights, joined, renamed, whole
 from zmqengine.errors import ModelLoadError
@@ -60,17 +60,16 @@ class BertLayer(Module):
         self._activation = activation(_activation_of(config))
         self._slopes = mx.array(distance_slopes(self._heads)) if has_distances(config) else None
 
-    def __call__(self, states: mx.array, batch: TextBatch) -> mx.array:
-        queries, keys, values = batch.heads(self.qkv(states), [self._heads] * 3)
+    def __call__(self, states: States, batch: TextBatch) -> States:
+        queries, keys, values = batch.heads(multiplied(self.qkv, states), [self._heads] * 3)
         attended = batch.attend(queries, keys, values, scale=self._scale, slopes=self._slopes)
-        states = self.attention_norm(added(states, self.out, attended))
+        states = normed(states, self.out, attended, self.attention_norm)
         if self._is_gated:
-            gate, inner = mx.split(self.up(states), 2, axis=-1)
+            gate, inner = mx.split(multiplied(self.up, states), 2, axis=-1)
             inner = self._activation(gate) * inner
         else:
             inner = activated(self.up, states, self._activation)
-        made: mx.array = self.norm(added(states, self.down, inner))
-        return made
+        return normed(states, self.down, inner, self.norm)
 
 
 class Bert(Module):
@@ -104,8 +103,8 @@ class Bert(Module):
         made: mx.array = self.norm(with_types(states, self.token_type, types))
         return made
 
-    def finish(self, states: mx.array) -> mx.array:
-        return states
+    def finish(self, states: States) -> mx.array:
+        return plain(states)
 
     def fold_biases(self) -> None:
         """Leave the sums with a bias before a norm to the norm before."""
@@ -117,7 +116,7 @@ class Bert(Module):
 
     def score(self, hidden: mx.array, batch: TextBatch) -> mx.array:
         """From the first token."""
-        made: mx.array = self.classifier(mx.tanh(self.dense(batch.first(hidden))))
+        made: mx.array = self.classifier(mx.tanh(multiplied(self.dense, batch.first(hidden))))
         return made
 
 

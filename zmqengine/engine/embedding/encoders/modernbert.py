@@ -21,7 +21,7 @@ from zmqengine.engine.embedding.encoders.parts import (
     rotary_base,
     rotated,
 )
-from zmqengine.engine.embedding.product import added
+from zmqengine.engine.embedding.product import activated, added, multiplied
 from zmqengine.engine.embedding.text_batch import TextBatch
 from zmqengine.engine.models.arrays import Weights, renamed, whole
 
@@ -69,11 +69,11 @@ class ModernBertLayer(Module):
 
     def __call__(self, states: mx.array, batch: TextBatch) -> mx.array:
         normed = states if self._is_first else self.attn_norm(states)
-        queries, keys, values = batch.heads(self.Wqkv(normed), [self._heads] * 3)
+        queries, keys, values = batch.heads(multiplied(self.Wqkv, normed), [self._heads] * 3)
         queries, keys = rotated(queries, self._base, batch), rotated(keys, self._base, batch)
         attended = batch.attend(queries, keys, values, scale=self._width**-0.5, window=self._window)
         states = added(states, self.out, attended)
-        given, gate = mx.split(self.Wi(self.mlp_norm(states)), 2, axis=-1)
+        given, gate = mx.split(multiplied(self.Wi, self.mlp_norm(states)), 2, axis=-1)
         return added(states, self.down, self._activation(given) * gate)
 
 
@@ -109,7 +109,9 @@ class ModernBert(Module):
     def score(self, hidden: mx.array, batch: TextBatch) -> mx.array:
         """From the first token or the mean, as the config says."""
         pooled = batch.mean(hidden).astype(hidden.dtype) if self._scores_mean else batch.first(hidden)
-        made: mx.array = self.classifier(self.head_norm(self._head_activation(self.head_dense(pooled))))
+        made: mx.array = self.classifier(
+            self.head_norm(activated(self.head_dense, pooled, self._head_activation))
+        )
         return made
 
 

@@ -16,7 +16,7 @@ from mlx.nn.layers.normalization import LayerNorm
 
 from zmqengine.engine.embedding.encoders.activations import activation
 from zmqengine.engine.embedding.encoders.parts import rotary_base, rotated, with_types
-from zmqengine.engine.embedding.product import added
+from zmqengine.engine.embedding.product import States, multiplied, normed, plain
 from zmqengine.engine.embedding.text_batch import TextBatch
 from zmqengine.engine.models.arrays import Weights, joined, renamed, whole
 from zmqengine.errors import ModelLoadError
@@ -59,18 +59,17 @@ class NomicLayer(Module):
         self._activation = activation(config.get("hidden_act", "silu"))
         self._base = rotary_base(config, "", config.get("rope_theta", 1000.0))
 
-    def __call__(self, states: mx.array, batch: TextBatch) -> mx.array:
-        queries, keys, values = batch.heads(self.qkv(states), [self._heads] * 3)
+    def __call__(self, states: States, batch: TextBatch) -> States:
+        queries, keys, values = batch.heads(multiplied(self.qkv, states), [self._heads] * 3)
         attended = batch.attend(
             rotated(queries, self._base, batch),
             rotated(keys, self._base, batch),
             values,
             scale=self._width**-0.5,
         )
-        states = self.attention_norm(added(states, self.out, attended))
-        gate, up = mx.split(self.gate_up(states), 2, axis=-1)
-        made: mx.array = self.norm(added(states, self.down, self._activation(gate) * up))
-        return made
+        states = normed(states, self.out, attended, self.attention_norm)
+        gate, up = mx.split(multiplied(self.gate_up, states), 2, axis=-1)
+        return normed(states, self.down, self._activation(gate) * up, self.norm)
 
 
 class NomicBert(Module):
@@ -89,8 +88,8 @@ class NomicBert(Module):
         made: mx.array = self.norm(with_types(self.word(batch.ids), self.token_type, batch.types))
         return made
 
-    def finish(self, states: mx.array) -> mx.array:
-        return states
+    def finish(self, states: States) -> mx.array:
+        return plain(states)
 
 
 def context_tokens(config: dict[str, Any]) -> int:
@@ -105,6 +104,6 @@ def arrays(weights: Weights, labels: int) -> Weights:
 
 
 def _check_plain(config: dict[str, Any]) -> None:
-    for field, plain in _PLAIN.items():
-        if config.get(field, plain) != plain:
-            raise ModelLoadError(f"config.json: {field} is {config[field]!r}; only {plain!r} is supported")
+    for field, usual in _PLAIN.items():
+        if config.get(field, usual) != usual:
+            raise ModelLoadError(f"config.json: {field} is {config[field]!r}; only {usual!r} is supported")

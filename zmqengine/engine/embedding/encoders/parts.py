@@ -19,7 +19,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 class Encoder(Protocol):
     """A model whose layers can be run one by one: `start`, each of `layers`, `finish`. States are (tokens, width)."""
 
-    layers: list[Callable[[mx.array, TextBatch], mx.array]]
+    layers: list[Callable[[Any, TextBatch], Any]]
 
     def start(self, batch: TextBatch) -> mx.array:
         """States before the first layer."""
