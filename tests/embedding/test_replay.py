@@ -288,6 +288,7 @@ def test_with_kernels_a_request_launches_two_fifths_of_the_kernels_of_mlx_embedd
     """In one shape, whatever the lengths: a layer has five kernels for few tokens, and eight, of which four are
     cuBLAS's, for more."""
     given = [[5] * (9 + 11 * index % 40) for index in range(texts)]
+    assert (sum(map(len, given)) > 1024) == (texts > 8)
     replays: RaggedReplays = minilm._model._replays  # type: ignore[attr-defined]
     replays.begin(given, [])
     job, calls = calls_of(lambda: replays.begin(given, []))
@@ -305,7 +306,7 @@ def test_with_kernels_a_request_launches_two_fifths_of_the_kernels_of_mlx_embedd
     assert calls * 10 <= THEIR_CALLS
 
 
-@pytest.mark.parametrize("slower", [{256}, {64, 256}])
+@pytest.mark.parametrize("slower", [{1024, 512, 256, 128}, {1024, 512, 256, 128, 64}])
 def test_products_are_in_kernels_where_these_are_faster(
     slower: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -326,6 +327,12 @@ def test_products_are_in_kernels_where_these_are_faster(
     for length in (50, 64, 65):
         replays.begin([[3] * length], [])
     assert names == [(64, 64 not in slower), (80, False)]
+    names.clear()
+    monkeypatch.setattr(replay, "fastest", lambda _: Timing("kernels", {}))
+    replays.tune()
+    for length in (1024, 1025):
+        replays.begin([[3] * length], [])
+    assert names == [(1024, True), (1280, False)]
 
 
 def test_kernels_have_fewer_shapes_than_rectangles() -> None:

@@ -18,9 +18,9 @@ from zmqengine.engine.models.few_sizes import few_sizes
 ROWS_BY_POWER, TOKENS_BY_POWER = 8, 64
 """Up to these, rows and tokens of a shape are powers of two, beyond them four numbers between two powers: few shapes
 are traced, and padding of batches that fill the device is at most a quarter in each direction."""
-_TUNED_TOKENS, _TUNED_LENGTH = (256, 64), 16
-"""Tokens of batches for which products in kernels are timed, of texts of this length; cuBLAS needs more to gain on
-them."""
+_TUNED_TOKENS, _TUNED_LENGTH = (1024, 512, 256, 128, 64), 16
+"""Tokens of batches for which products in kernels are timed, of texts of this length, until they win: the more tokens,
+the less of the time is the launch, which cuBLAS makes slow."""
 
 
 class Replays:
