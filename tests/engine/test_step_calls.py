@@ -1,4 +1,7 @@
-"""Calls of our own Python functions in a steady greedy decode step, with the options that a worker has by default."""
+"""Calls of our own Python functions in a steady greedy decode step, with the options that a worker has by default.
+
+Of a step that is traced, as on a GPU, where the host must be ahead of the device.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,12 @@ import pytest
 
 import zmqengine
 from tests.support.calls import profiled
-from tests.support.engines import decoder_of, make_engine
+from tests.support.engines import make_engine
 from tests.support.models import VOCAB_SIZE
 from zmqengine.engine.interface import RowRequest
+from zmqengine.engine.models.decoder import DecoderModel
+from zmqengine.engine.models.decoder_weights import read_weights
+from zmqengine.engine.models.ops import PlainOps
 from zmqengine.engine.speculation.build import open_speculator
 
 OURS = str(Path(zmqengine.__file__).parent)
@@ -59,7 +65,8 @@ def test_a_steady_greedy_step_makes_few_calls(model: Any, rows: int) -> None:
     """Of a model of two layers, in each of which the forward pass calls the KV cache."""
     options = {"prefill_ms": 200, "prefill_chunk": 2048}
     speculator = open_speculator("auto", VOCAB_SIZE)
-    engine = make_engine(NeverRepeating(decoder_of(model)), speculator=speculator, rows_max=32, **options)
+    decoder = DecoderModel(read_weights(model), PlainOps())
+    engine = make_engine(NeverRepeating(decoder), speculator=speculator, rows_max=32, **options)
     assert engine.insert([RowRequest(row, [1 + row, 2, 3], 200) for row in range(rows)]) == []
     for _ in range(40):
         engine.next()

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import mlx.core as mx
+import numpy as np
 
 from zmqengine.engine.models.decoder_weights import DecoderWeights, HeadShape, Layer, Linear, Norm
 from zmqengine.engine.models.mlx_lm import RotatingKVCache
@@ -61,6 +62,12 @@ class DecoderModel:
         """Attention inside the traces of the layers; None where it is a call of its own."""
         self._packed_attention = ops.packed_attention(self.heads) if traces_attention else None
         self._traces = _Traces(weights, ops, self.traced_attention, self._packed_attention)
+        step_ops = ops.step_ops(weights)
+        self._steps: DecoderModel | None = None
+        """The model that computes decode steps at once, with the same weights; None where it is this one."""
+        if step_ops is not None:
+            in_numpy: Any = filled(weights, map(np.asarray, arrays_of(weights)))  # type: ignore[arg-type]
+            self._steps = DecoderModel(in_numpy, step_ops)
 
     def make_cache(self) -> list[Any]:
         """Empty caches for one row."""
@@ -93,6 +100,8 @@ class DecoderModel:
         if not isinstance(offset, mx.array) or width > WIDTH_MAX:
             (logits,) = self._run(self._embedded(inputs), [_Attention(self, inputs, caches, shift=shift)])
             return logits.reshape(rows, width, -1)
+        if self._steps is not None:
+            return self._at_once(self._steps, [Segment(inputs, caches, shift=shift)])[0]
         attention = self.traced_attention and self.traced_attention.step(caches, width, offset)
         calls = self._traces.calls
         key = rows, width, attention.kind if attention else None
@@ -126,6 +135,8 @@ class DecoderModel:
     def packed(self, segments: Sequence[Segment]) -> list[mx.array]:
         """Logits [rows, width, vocab] of each segment, or hidden states of one that `reads`, lazy: unused ones are not
         computed."""
+        if self._steps is not None and all(map(_is_decode, segments)):
+            return self._at_once(self._steps, segments)
         steps = [
             _Attention(self, one.inputs, one.caches, one.positions, one.shift, one.deep, one.reads)
             for one in segments
@@ -136,6 +147,12 @@ class DecoderModel:
             hidden = mx.concatenate([self._embedded(one.inputs, one.embeddings) for one in segments])
         logits = self._run(hidden, steps)
         return [found.reshape(step.rows, step.width, -1) for found, step in zip(logits, steps, strict=True)]
+
+    def _at_once(self, steps: DecoderModel, segments: Sequence[Segment]) -> list[mx.array]:
+        """Logits of decode steps, computed."""
+        # A row that is not a number is noticed by its logits.
+        with np.errstate(all="ignore"):
+            return list(map(mx.array, steps.packed(segments)))
 
     def trace_steps(self, rows_max: int, until_s: float, width: int = 1) -> None:
         """Trace steps of this width for each number of rows up to `rows_max`, until `until_s`.
@@ -216,7 +233,7 @@ class DecoderModel:
                 break
             if padding and not unused:
                 unused.append(mx.zeros((padding, attended[0].shape[1]), attended[0].dtype))
-            every = attended[0] if is_whole else mx.concatenate([*attended, *unused])
+            every = attended[0] if is_whole else ops.concatenate([*attended, *unused])
             if traced is not None:
                 hidden, product = traced[number](hidden, every)
                 continue
@@ -254,11 +271,13 @@ class DecoderModel:
         }
         if few:
             together = logits(
-                mx.concatenate([hidden[spans[index]] for index in few]),
-                mx.concatenate([attended[index] for index in few]),
+                self.ops.concatenate([hidden[spans[index]] for index in few]),
+                self.ops.concatenate([attended[index] for index in few]),
             )
-            ends = [sum(steps[other].tokens for other in few[: at + 1]) for at in range(len(few) - 1)]
-            found |= zip(few, mx.split(together, ends), strict=True)
+            end = 0
+            for index in few:
+                start, end = end, end + steps[index].tokens
+                found[index] = together[start:end]
         return [found[index] for index in range(len(steps))]
 
     def _layers_and_norms(self) -> Sequence[tuple[Layer, Norm]]:
@@ -323,9 +342,17 @@ class _Attention:
             self._masks[heads.window] = self._ops.mask(cache, self.width, heads.window)
         mask = self._masks[heads.window]
         # The output of the last layer is unused where a prompt goes on.
-        is_unused = number == len(self._layers) - 1 and not self.reads
+        is_unused = number == len(self._layers) - 1 and not self.reads and self.width > WIDTH_MAX
         attend = self._ops.attend_lazily if is_unused or self._lazily else self._ops.attend
         return attend(qkv, heads, self.offset, cache, mask)
+
+
+def _is_decode(segment: Segment) -> bool:
+    """Whether a segment is a step of a batch, a verify block or of one token a row, and no prompt."""
+    if segment.inputs.shape[1] > WIDTH_MAX or segment.reads or segment.deep:
+        return False
+    is_of_tokens = segment.embeddings is None and segment.positions is None
+    return is_of_tokens and isinstance(segment.caches[-1].offset, mx.array)
 
 
 def _replayed(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import mlx.core as mx
 from mlx.nn.layers.activations import silu
 
-from zmqengine.engine.models.decoder_weights import Experts, Gated, HeadShape, Linear, Norm
+from zmqengine.engine.models.decoder_weights import DecoderWeights, Experts, Gated, HeadShape, Linear, Norm
 from zmqengine.engine.models.mlx_lm import KVCache
 
 Product = Callable[[mx.array, Linear], mx.array]
@@ -95,6 +95,10 @@ class Ops(Protocol):
         """Tokens that a packed step of `tokens` is padded to, so that products and buffers have few sizes."""
         ...
 
+    def concatenate(self, arrays: Sequence[mx.array]) -> mx.array:
+        """Arrays of several segments, [tokens, ...], as one."""
+        ...
+
     def embed(self, tokens: mx.array, embedding: Linear) -> mx.array:
         """Hidden states of `tokens` [tokens]."""
         ...
@@ -146,6 +150,10 @@ class Ops(Protocol):
         """The attention of packed steps of these layers; None where each segment attends on its own."""
         ...
 
+    def step_ops(self, weights: DecoderWeights) -> Ops | None:
+        """Operations that compute decode steps at once, on arrays that are not MLX's; None where steps are traced."""
+        ...
+
     def variants(self, linear: Linear, rows: int) -> Mapping[str, Product]:
         """Kernel variants of the product for `rows` rows, by name. The first is the reference; others may be faster."""
         ...
@@ -191,6 +199,10 @@ class PlainOps:
     def padded(self, tokens: int) -> int:
         """See `Ops`."""
         return tokens
+
+    def concatenate(self, arrays: Sequence[mx.array]) -> mx.array:
+        """See `Ops`."""
+        return mx.concatenate(list(arrays))
 
     def embed(self, tokens: mx.array, embedding: Linear) -> mx.array:
         """See `Ops`."""
@@ -267,6 +279,10 @@ class PlainOps:
 
     def packed_attention(self, layers: Sequence[HeadShape]) -> PackedAttention | None:
         """None: a call for each segment."""
+        return None
+
+    def step_ops(self, weights: DecoderWeights) -> Ops | None:
+        """None: steps are traced."""
         return None
 
     def variants(self, linear: Linear, rows: int) -> Mapping[str, Product]:
