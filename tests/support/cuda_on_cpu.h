@@ -101,6 +101,13 @@ static To bits(From from) {
 static float __shfl_xor_sync(unsigned, float value, int mask) {
   return exchange({bits<uint32_t>(value)}, [&](auto lanes, int lane) { return bits<float>(lanes[lane ^ mask][0]); });
 }
+static bool __any_sync(unsigned, bool own) {
+  return exchange({(uint32_t)own}, [](auto lanes, int) {
+    bool found = false;
+    for (int lane = 0; lane < 32; lane++) found |= lanes[lane][0];
+    return found;
+  });
+}
 static float __int_as_float(int number) { return bits<float>(number); }
 static float rsqrtf(float number) { return 1.f / sqrtf(number); }
 static uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selector) {
@@ -134,12 +141,13 @@ static void multiply(float* sum, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t
 }
 
 // Fragments as in PTX ISA 9.7.14.5, ldmatrix. A copy is made at once.
-static void begin_copy(void* to, const void* from) { memcpy(to, from, 16); }
+using SharedPlace = uint64_t;
+static SharedPlace shared_place(const void* pointer) { return (SharedPlace)pointer; }
+static void begin_copy(SharedPlace to, const void* from) { memcpy((void*)to, from, 16); }
 static void wait_for_copies() {}
 template <bool ACROSS>
-static void load(uint32_t* to, const void* own) {
+static void load(uint32_t* to, SharedPlace place) {
   struct Found { uint32_t at[4]; };
-  const uint64_t place = (uint64_t)own;
   const Found found = exchange({(uint32_t)place, (uint32_t)(place >> 32)}, [](auto lanes, int lane) {
     Found found = {};
     for (int matrix = 0; matrix < 4; matrix++)
@@ -153,8 +161,18 @@ static void load(uint32_t* to, const void* own) {
   });
   for (int matrix = 0; matrix < 4; matrix++) to[matrix] = found.at[matrix];
 }
-static void load_matrices(uint32_t* to, const void* row) { load<false>(to, row); }
-static void load_matrices_across(uint32_t* to, const void* row) { load<true>(to, row); }
+static void load_matrices(uint32_t* to, SharedPlace row) { load<false>(to, row); }
+static void load_matrices_across(uint32_t* to, SharedPlace row) { load<true>(to, row); }
+static float power_of_2(float exponent) { return exp2f(exponent); }
+template <typename T>
+static uint32_t rounded(float low, float high) {
+  return bits<uint16_t>(static_cast<T>(low)) | (uint32_t)bits<uint16_t>(static_cast<T>(high)) << 16;
+}
+template <typename T>
+static void numbers_of(uint32_t both, float& low, float& high) {
+  low = half_of<T>(both, 0);
+  high = half_of<T>(both, 1);
+}
 
 namespace cooperative_groups {}
 namespace mlx::core::cu {

@@ -16,6 +16,7 @@ import mlx.core as mx
 import numpy as np
 
 from tests.support.kv_kernels import memory
+from zmqengine.engine.cuda.kernel_text import kernel_text
 
 COMPILER = shutil.which("g++")
 _HEADER = Path(__file__).with_suffix(".h")
@@ -84,13 +85,8 @@ def _compiled(text: str) -> tuple[ctypes.CDLL, str]:
         for place, kind in enumerate(kinds)
     )
     body = re.sub(r"#include.*\n", "", text)
-    # The header has the instruction of tensor cores, and the shared memory whose size the launch gives.
-    body = re.sub(
-        r"template <typename T>\n__device__ \w+ void multiply\(.*?(?=template <typename T>)",
-        "",
-        body,
-        flags=re.DOTALL,
-    )
+    # The header has what is written as instructions, and the shared memory whose size the launch gives.
+    body = body.replace(kernel_text("tensor_cores.cuh"), "")
     body = body.replace("extern __shared__ uint4 shared_start[];", "")
     directory = Path(tempfile.mkdtemp(prefix="cuda-on-cpu-"))
     try:

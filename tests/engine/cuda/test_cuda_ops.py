@@ -103,8 +103,9 @@ def test_every_kernel_is_given_what_it_takes(kernels: list[str], name: str, dtyp
     if dtype == mx.float16:
         own |= {"quantised_product" if bits else "plain_product"}
     if name not in ("yarn rope", "traditional rope", "small heads"):
-        own |= {"rotary_heads"} | ({"rotary_heads_into", "ragged_attention"} if len(widths) > 3 else set())
-        own |= {"window_attention"} if len(widths) > 3 and dtype == mx.float16 else set()
+        own.add("rotary_heads")
+        if len(widths) > 3:
+            own |= {"rotary_heads_into", "window_attention" if dtype == mx.float16 else "ragged_attention"}
     assert own <= set(kernels)
 
 

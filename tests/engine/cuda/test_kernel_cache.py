@@ -136,9 +136,10 @@ def build_every_kernel() -> None:
 
     keys, row, stop = zeros(2, 2, 64, 128), mx.array([0, 0]), mx.array([64])
     for parts in (1, 4):
-        for width, hidden in ((1, None), (3, mx.zeros((2, 64), mx.uint8))):
+        for dim, hidden in ((96, None), (128, mx.zeros((2, 64), mx.uint8))):
             spans = kv.Spans(row, 64, stop, hidden, lambda: keys)
-            attention.ragged_attention(zeros(2, 8, width, 128), keys, keys, spans, 1.0, parts)
+            cached = zeros(2, 2, 64, dim)
+            attention.ragged_attention(zeros(2, 8, 1, dim), cached, cached, spans, 1.0, parts)
     norms = QueryKeyNorms(zeros(128), zeros(128), zeros(10, 1, 128), 1e-6)
     for freqs in (None, mx.zeros((64,))):
         rotation = RotaryEmbedding(128, False, None if freqs is not None else 1e4, 1.0, freqs, 1.0)
@@ -205,7 +206,7 @@ def test_every_kernel_compiles_for_every_device(
         monkeypatch.setattr(nvrtc, "_check", lambda _: None)
         # CUDA's headers are looked for beside it.
         monkeypatch.setattr(nvrtc, "_mlx_directory", lambda: package)
-    assert len(every_kernel) == 29
+    assert len(every_kernel) == 31
     newest, oldest = (Nvrtc(name, kernel.HEADERS) for name in ("sm_90a", "sm_80"))
     for name, text in sorted(every_kernel):
         # Both of one kernel, or the test takes twice as long.

@@ -10,14 +10,15 @@ kv_kernels.py            `KVKernels`: rows of a batch moved in place by move_row
 draw_kernel.py           the draw of tokens from logits: draw.cu
 attention_in_place.py    attention that writes into the cache, and its place in the trace of a layer
 attention.py             attention of a step and of chunks of prompts:
-ragged_attention*.cu     rows of unlike lengths; the .cuh has the reduction at its end
-window_attention.cu      several tokens of a row, in half precision; the .cuh has its helper. Before it window_rows.cu,
-                         or window_packed.cu for packed_attention.py: all segments of a packed step
+ragged_attention*.cu     rows of unlike lengths, each token by itself; the .cuh has the reduction at its end
+window_attention.cu      heads in half precision, by tensor cores: few queries of a row (window_attention.cuh) and many
+                         (prompt_attention.cuh). Before it window_rows.cu, or window_packed.cu for packed_attention.py:
+                         all segments of a packed step
 plain_products.py        products with weights that are not quantised:
 plain_product.cu         for few rows; its helpers are in the .cuh
 quantised_products.py    products with quantised weights: quantised_product.cu
 between_products.py      norms and rotations between them: residual_norm.cu, rotary_heads*.cu after rotary_rows.cu, or
                          after rotary_packed.cu for packed_attention.py
 text_kernels.py          of texts, in float32: text_attention.cu, text_pool.cu, and text_product*.cu for few tokens
-tensor_cores.cuh         matrix multiply instructions that every generation of tensor cores has
+tensor_cores.cuh         instructions that every device with bfloat16 tensor cores has: products, copies, conversions
 """

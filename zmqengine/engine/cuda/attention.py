@@ -1,5 +1,8 @@
 """Attention on CUDA in one kernel, for rows of unlike lengths in decode and for chunks of prompts, without a mask.
 
+Heads in half precision have the window kernel, which multiplies with tensor cores; others have one that computes each
+token of a row separately, and takes two to three times as long.
+
 MLX's own fused kernels for CUDA take no mask when a row has one token; with a mask, attention becomes eight calls a
 layer, and the step is bound by the host. For prompts MLX calls cuDNN, which takes some 50 ms to plan for each new
 length.
@@ -33,7 +36,7 @@ _PART_COLUMNS_MIN = 64
 _PARTS = (1, 4, 16)
 # Maximum registers of a lane for queries.
 _QUERY_NUMBERS_MAX = 64
-# Dimensions of a head that the kernel for several tokens of a row supports.
+# Dimensions of a head that the window kernel supports.
 _WINDOW_DIMS = (64, 128)
 # Queries that a warp of that kernel multiplies at a time.
 _WARP_QUERIES = 16
@@ -95,7 +98,7 @@ def _kernel(
     columns."""
     rows, heads, width, dim = shape
     group = heads // key_heads
-    if width > 1 and by_tensor_cores(dtype, dim):
+    if by_tensor_cores(dtype, dim):
         return _window_kernel(dtype, dim), (
             rows * key_heads,
             -(-group * width // block_queries(group * width)),
@@ -135,7 +138,7 @@ def window_kernel(
     begin: str,
     template: tuple[tuple[str, Any], ...] = (),
 ) -> AttentionKernel:
-    """The kernel for several tokens of a row; `begin` is the text that finds the row and the queries of a block."""
+    """The window kernel; `begin` is the text that finds the row and the queries of a block."""
     sums_bytes, query_bytes = WARPS * (dim + 2) * 4, dim * dtype.size
     return AttentionKernel(
         name,
@@ -206,7 +209,7 @@ def fits(queries: mx.array, keys: mx.array) -> bool:
 
 def supports(dtype: mx.Dtype, dim: int, width: int) -> bool:
     """Whether `ragged_attention` supports `width` queries of a row, of heads with `dim` dimensions."""
-    if width > 1 and by_tensor_cores(dtype, dim):
+    if by_tensor_cores(dtype, dim):
         return True
     known = dtype in (mx.bfloat16, mx.float16, mx.float32)
     return known and dim % 32 == 0 and dim <= DIM_MAX and width <= ROW_WIDTH_MAX
@@ -225,7 +228,7 @@ def _heads_together(group: int, dim: int) -> int:
 
 
 def block_queries(queries: int) -> int:
-    """Queries of a thread block of the kernel for several tokens of a row, by those of the row.
+    """Queries of a thread block of the window kernel, by those of the row.
 
     Where there are enough for all warps, each has its own: a block reads the keys and values once for all of them.
     """
@@ -234,6 +237,9 @@ def block_queries(queries: int) -> int:
 
 def parts_of_rows(dtype: mx.Dtype, shape: tuple[int, ...], key_heads: int, columns: int) -> int:
     """`parts_of` the kernel for queries of this `shape` [rows, heads, width, dim]."""
+    rows, heads, width, dim = shape
+    if by_tensor_cores(dtype, dim):
+        return parts_of(rows * key_heads * -(-heads // key_heads * width // _WARP_QUERIES), columns)
     return parts_of(math.prod(_kernel(dtype, shape, key_heads)[1]), columns)
 
 
@@ -244,7 +250,10 @@ def every_parts_of_rows(dtype: mx.Dtype, shape: tuple[int, ...], key_heads: int)
 
 
 def parts_of(blocks: int, columns: int) -> int:
-    """Number of thread blocks that split a row's columns: one of a few, since a kernel is compiled for each."""
+    """Number of thread blocks that split a row's columns: one of a few, since a kernel is compiled for each.
+
+    `blocks`: thread blocks for all columns; one whose warps have queries of their own counts for each warp.
+    """
     for parts in _PARTS:
         if blocks * parts >= _BLOCKS_WANTED or columns < 4 * parts * _PART_COLUMNS_MIN:
             return parts

@@ -67,7 +67,8 @@ class TracedPacked:
         places.append(np.full((unused, _PLACE), -1, np.int32))
         tiles = np.concatenate([tiles, np.zeros((count - len(tiles), _TILE), np.int32)])
         table = resident(mx.array(np.concatenate([*map(np.ravel, places), tiles.ravel()])))
-        parts = attention.parts_of(count * self._layers[0].key_heads, max(span.stop for span in spans))
+        blocks = count + (attention.WARPS - 1) * int(tiles[:, 7].sum())
+        parts = attention.parts_of(blocks * self._layers[0].key_heads, max(span.stop for span in spans))
         marks = [attention.nothing() if span.hidden is None else span.hidden[:1, :1] for span in spans]
         each_segment = [*range(len(segments)), *[0] * (SEGMENTS - len(segments))]
         shared = [

@@ -1,5 +1,5 @@
-// Attention of the last W tokens of each row of a batch, as in ragged_attention.cu, for W > 1 and half precision, by tensor
-// cores. Queries are some tokens of some heads that share keys: a warp multiplies 16 of them at a time. Where a row has
+// Attention of the last W tokens of each row of a batch, as in ragged_attention.cu, for half precision, by tensor cores.
+// Queries are some tokens of some heads that share keys: a warp multiplies 16 of them at a time. Where a row has
 // few, the warps of a block share the columns; where the queries are `apart`, each warp has its own.
   constexpr int LINE = D + 2;
   extern __shared__ uint4 shared_start[];
@@ -16,8 +16,12 @@
     attend_apart<T, D, WARPS>(
         queries, head_step, token_step, keys, key_step, values, value_step, holes ? marks : nullptr, lo, hi, end, W, G * W,
         query0, factor, shared_start, sums, most, total);
+  else if (G * W - query0 <= 8)
+    attend_together<T, D, WARPS, true>(
+        queries, head_step, token_step, keys, key_step, values, value_step, holes ? marks : nullptr, lo, hi, end, W, G * W,
+        query0, factor, shared_start + WARPS * QUERIES * LINE / 4, sums, most, total);
   else
-    attend_together<T, D, WARPS>(
+    attend_together<T, D, WARPS, false>(
         queries, head_step, token_step, keys, key_step, values, value_step, holes ? marks : nullptr, lo, hi, end, W, G * W,
         query0, factor, shared_start + WARPS * QUERIES * LINE / 4, sums, most, total);
   __syncthreads();
