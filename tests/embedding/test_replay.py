@@ -233,6 +233,8 @@ def by_kernels(padded_only: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     def cuda_kernel(*, name: str, **_: Any) -> Any:
         def call(*, inputs: list[mx.array], output_shapes: list[tuple[int, ...]], **_: Any) -> list[mx.array]:
             given, count = inputs[0], output_shapes[0][0]
+            if name == "text_embed":
+                return [mx.broadcast_to(inputs[2][:1], output_shapes[0]), inputs[1]]
             if name.startswith("text_product"):
                 return [given @ inputs[1], given[:1]][: len(output_shapes)]
             return [given.flatten(1) if name == "text_attention" else given[:count]]
@@ -281,7 +283,7 @@ def test_a_request_is_two_fifths_of_the_operations_of_mlx_embeddings(
 
 
 @pytest.mark.usefixtures("by_kernels")
-@pytest.mark.parametrize(("texts", "kernels_count"), [(1, 37), (8, 37), (64, 54)])
+@pytest.mark.parametrize(("texts", "kernels_count"), [(1, 34), (8, 34), (64, 51)])
 def test_with_kernels_a_request_launches_two_fifths_of_the_kernels_of_mlx_embeddings(
     minilm: VectorEngine, texts: int, kernels_count: int
 ) -> None:
@@ -295,12 +297,12 @@ def test_with_kernels_a_request_launches_two_fifths_of_the_kernels_of_mlx_embedd
     assert job is not None
     ((vectors, _),) = job._parts
     made = operations(vectors)
-    attended, pooled = made.count("Flatten"), 1
+    # Of our kernels, attention is a Flatten, and the look-ups and the pool are the Slices.
+    attended, slices = made.count("Flatten"), made.count("Slice")
     launched = [name for name in made if name not in {*_VIEWS, "Flatten"}]
-    print(
-        f"{texts} texts: {len(made)} operations, {len(launched) + attended + pooled} kernels, {calls} calls"
-    )
-    assert len(launched) + attended + pooled == kernels_count <= THEIR_KERNELS * 2 // 5
+    count = len(launched) + attended + slices
+    print(f"{texts} texts: {len(made)} operations, {count} kernels, {calls} calls: {made}")
+    assert count == kernels_count <= THEIR_KERNELS * 2 // 5
     assert [launched.count(name) for name in ("Matmul", "AddMM")] == ([0, 24] if texts > 8 else [24, 0])
     assert attended == 6
     assert calls * 10 <= THEIR_CALLS
@@ -340,7 +342,7 @@ def test_kernels_have_fewer_shapes_than_rectangles() -> None:
     shapes = set()
 
     def forward(batch: Any) -> mx.array:
-        shapes.add((batch._tokens.shape, batch._texts.shape))
+        shapes.add((batch._spans.shape, batch._texts.shape))
         return mx.zeros((64, 4)) + batch.ids[:1, None]
 
     lengths = np.random.default_rng(1).integers(5, 60, (50, 64))

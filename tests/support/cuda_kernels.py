@@ -384,11 +384,25 @@ def multiply_packed(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
     return [rows @ wide.T]
 
 
+def embed_texts(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
+    """text_embed.cu; what is not written of the spans is not a span"""
+    tokens, texts, words, positions, types, weight, bias = inputs
+    found = words[tokens[0]]
+    if facts["POSITIONS"]:
+        found = found + positions[tokens[1] + facts["FIRST"]]
+    if facts["TYPES"]:
+        is_pair = len(tokens) > 4 and len(types) > 1
+        found = found + (types[tokens[2]] if is_pair else types[0])
+    normed = mx.fast.layer_norm(found, weight, bias if facts["BIASED"] else None, number(facts["EPS"]))
+    spans = mx.concatenate([tokens[-2:].flatten(), texts.flatten()])
+    return [normed, mx.pad(spans, (0, shapes[1][0] - spans.size), constant_values=-1)]
+
+
 def attend_texts(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
     """text_attention.cu"""
-    queries, keys, values, tokens, slopes, scale = inputs
+    queries, keys, values, spans, slopes, scale = inputs
     columns = mx.arange(queries.shape[0])
-    begins, ends = tokens[-2], tokens[-1]
+    begins, ends = mx.split(spans, 2)
     distances = mx.abs(columns[:, None] - columns)
     mask = (columns >= begins[:, None]) & (columns < ends[:, None]) & (distances <= facts["WINDOW"])
     terms = -slopes[:, None, None] * distances if facts["SLOPED"] else mx.array(0.0)
@@ -431,7 +445,7 @@ def multiply_texts_and_tell(inputs: Arrays, facts: Facts, shapes: Any) -> list[m
 def pool_texts(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
     """text_pool.cu"""
     states, texts = inputs
-    begins, ends = texts[:, :, None]
+    begins, ends = texts.reshape(2, -1, 1)
     columns = mx.arange(states.shape[0])
     inside = ((columns >= begins) & (columns < ends))[:, :, None]
     if facts["LARGEST"]:
@@ -459,6 +473,7 @@ KERNELS: dict[str, Callable[[Arrays, Facts, Sequence[tuple[int, ...]]], list[mx.
     "window_attention_part": attend_in_parts,
     "packed_attention": attend_packed,
     "packed_attention_part": attend_packed_in_parts,
+    "text_embed": embed_texts,
     "text_attention": attend_texts,
     "text_pool": pool_texts,
     "text_product": multiply_texts,

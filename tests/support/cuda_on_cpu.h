@@ -201,12 +201,14 @@ static void launch(Dim grid, int threads, Kernel kernel) {
   static Kernel* started;
   started = &kernel;
   gridDim = grid;
+  // Once for all blocks: new stacks take longer than the threads.
+  fibers = std::vector<Fiber>(threads);
   for (int block = 0; block < grid.x * grid.y * grid.z; block++) {
     blockIdx = {block % grid.x, block / grid.x % grid.y, block / grid.x / grid.y};
-    fibers = std::vector<Fiber>(threads);
     block_barrier = {threads};
     for (int warp = 0; warp < 32; warp++) warp_barriers[warp] = {max(0, min(32, threads - 32 * warp))};
     for (Fiber& fiber : fibers) {
+      fiber.ended = false;
       getcontext(&fiber.context);
       fiber.context.uc_stack.ss_sp = fiber.stack.data();
       fiber.context.uc_stack.ss_size = fiber.stack.size();

@@ -1,5 +1,5 @@
-// Attention of texts whose tokens follow each other, in float32. `tokens` [2 or more, count] ends with the first token of
-// each token's text, and the one behind its last. A block takes 32 neighbouring tokens and a head: a lane a token, and a
+// Attention of texts whose tokens follow each other, in float32. `spans` has the first token of each token's text, then the
+// one behind its last. A block takes 32 neighbouring tokens and a head: a lane a token, and a
 // warp some of the keys, of which all of its lanes read the same one at a time. Texts may share a block: a lane leaves out
 // the keys that are not of its text, and never multiplies with their values, which may be no numbers.
   constexpr int QUERIES = 32, EACH = 4;
@@ -11,8 +11,7 @@
   const int count = q_shape[0], heads = q_shape[1];
   const int h = blockIdx.y, key_head = h / (heads / k_shape[1]);
   const int first = blockIdx.x * QUERIES, last = min(first + QUERIES, count) - 1, token = min(first + lane, last);
-  const int* begins = tokens + (tokens_shape[0] - 2) * count;
-  const int* ends = begins + count;
+  const int *begins = spans, *ends = spans + count;
   const int from = max(begins[token], token - WINDOW), to = min(ends[token], token + WINDOW + 1);
   const int lo = max(begins[first], first - WINDOW), hi = min(ends[last], last + WINDOW + 1);
   const float factor = scale[0] * 1.44269504f;

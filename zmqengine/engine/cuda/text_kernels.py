@@ -1,4 +1,4 @@
-"""Attention, pools and products of texts whose tokens follow each other, in float32 on CUDA, each in one kernel.
+"""Look-ups, attention, pools and products of texts one after the other, in float32 on CUDA, each in one kernel.
 
 MLX has no kernel for all of attention there: with the copies that its products make of heads, it launches seven or
 eight. Its products are cuBLAS's, which takes the host twice the time of a kernel.
@@ -15,9 +15,10 @@ from zmqengine.engine.cuda.attention import WARPS, scalar
 from zmqengine.engine.cuda.between_products import bits_of
 from zmqengine.engine.cuda.kernel import Kernel, Variant
 from zmqengine.engine.cuda.kernel_text import kernel_text
+from zmqengine.engine.cuda.resident import WORDS
 
 _LANES = 32
-_POOL_THREADS = 128
+_THREADS = 128
 # Threads of a block of the product, and its outputs.
 _PRODUCT_THREADS, _OUTPUTS = 256, 8
 # Floats that a lane loads at a time.
@@ -26,6 +27,38 @@ _FOUR = 4
 _DIM_MAX = 64
 # More than any text has tokens.
 _NO_WINDOW = 1 << 30
+
+
+class Tables(NamedTuple):
+    """Arrays [entries, width] that a model looks up, and the norm of their sum: `positions` from the row `first` on."""
+
+    words: mx.array
+    positions: mx.array | None
+    first: int
+    types: mx.array | None
+    weight: mx.array
+    bias: mx.array | None
+    eps: float
+
+
+def embed(tokens: mx.array, texts: mx.array, tables: Tables) -> tuple[mx.array, mx.array, mx.array]:
+    """Embedded `tokens`, normalised [tokens, width]; and the spans of tokens, for `attend`, and of `texts`, for `pool`,
+    in a buffer of the device.
+
+    `tokens` and `texts` are those of `Ragged`.
+    """
+    count, spans_count = tokens.shape[1], 2 * (tokens.shape[1] + texts.shape[1])
+    words, positions, first, types, weight, bias, eps = tables
+    width, nothing = words.shape[1], scalar(0.0)
+    given = [nothing if array is None else array for array in (positions, types, weight, bias)]
+    has = positions is not None, types is not None, bias is not None
+    states, spans = _embed(width, first, has, eps)(
+        inputs=[tokens, texts, words, *given],
+        grid=(count * _THREADS, 1, 1),
+        threadgroup=(_THREADS, 1, 1),
+        output_shapes=[(count, width), (max(WORDS, spans_count),)],
+    )
+    return states, spans[: 2 * count], spans[2 * count : spans_count]
 
 
 def supports(dim: int) -> bool:
@@ -37,7 +70,7 @@ def attend(
     queries: mx.array,
     keys: mx.array,
     values: mx.array,
-    tokens: mx.array,
+    spans: mx.array,
     *,
     scale: float,
     window: int | None,
@@ -45,13 +78,13 @@ def attend(
 ) -> mx.array:
     """Attention of each token to its text, from arrays [tokens, heads, 1, dim] of float32; [tokens, heads * dim].
 
-    The last two rows of `tokens` [2 or more, tokens] are the first token of each token's text, and the one behind its
-    last. `window` and `slopes` are those of `TextBatch.attend`.
+    `spans` [2 * tokens]: the first token of each token's text, then the one behind its last. `window` and `slopes` are
+    those of `TextBatch.attend`.
     """
     count, heads, _, dim = queries.shape
     variant = _attention(dim, _NO_WINDOW if window is None else window, slopes is not None)
     (attended,) = variant(
-        inputs=[queries, keys, values, tokens, scalar(0.0) if slopes is None else slopes, scalar(scale)],
+        inputs=[queries, keys, values, spans, scalar(0.0) if slopes is None else slopes, scalar(scale)],
         grid=(-(-count // _LANES) * WARPS * _LANES, heads, 1),
         threadgroup=(WARPS * _LANES, 1, 1),
         output_shapes=[(count, heads * dim)],
@@ -62,13 +95,13 @@ def attend(
 def pool(states: mx.array, texts: mx.array, *, largest: bool) -> mx.array:
     """The mean of the `states` [tokens, width] of each text, or the `largest` in every column; [texts, width].
 
-    `texts` [2, texts]: the first token of each, and the one behind its last.
+    `texts` [2 * texts]: the first token of each, then the one behind its last.
     """
-    count, width = texts.shape[1], states.shape[1]
+    count, width = texts.shape[0] // 2, states.shape[1]
     (pooled,) = _pool(largest)(
         inputs=[states, texts],
-        grid=(count * _POOL_THREADS, -(-width // _POOL_THREADS), 1),
-        threadgroup=(_POOL_THREADS, 1, 1),
+        grid=(count * _THREADS, -(-width // _THREADS), 1),
+        threadgroup=(_THREADS, 1, 1),
         output_shapes=[(count, width)],
     )
     return pooled
@@ -148,10 +181,28 @@ def _multiply(
 
 
 @cache
+def _embed(width: int, first: int, has: tuple[bool, bool, bool], eps: float) -> Variant:
+    names = ["tokens", "texts", "words", "positions", "types", "norm_weight", "norm_bias"]
+    kernel = Kernel(
+        name="text_embed",
+        input_names=names,
+        output_names=["out", "spans"],
+        source=kernel_text("text_embed.cu"),
+        ensure_row_contiguous=False,
+    )
+    positions, types, biased = has
+    template = [
+        ("W", width), ("FIRST", first), ("POSITIONS", positions), ("TYPES", types), ("BIASED", biased),
+        ("EPS", bits_of(eps)), ("THREADS", _THREADS),
+    ]  # fmt: skip
+    return kernel.variant(template, [mx.int32] * 2 + [mx.float32] * 5, [mx.float32, mx.int32])
+
+
+@cache
 def _attention(dim: int, window: int, sloped: bool) -> Variant:
     kernel = Kernel(
         name="text_attention",
-        input_names=["q", "k", "v", "tokens", "slopes", "scale"],
+        input_names=["q", "k", "v", "spans", "slopes", "scale"],
         output_names=["out"],
         source=kernel_text("text_attention.cu"),
         header=kernel_text("ragged_attention.cuh"),
@@ -188,6 +239,4 @@ def _pool(largest: bool) -> Variant:
         output_names=["out"],
         source=kernel_text("text_pool.cu"),
     )
-    return kernel.variant(
-        [("THREADS", _POOL_THREADS), ("LARGEST", largest)], [mx.float32, mx.int32], [mx.float32]
-    )
+    return kernel.variant([("THREADS", _THREADS), ("LARGEST", largest)], [mx.float32, mx.int32], [mx.float32])

@@ -1,6 +1,6 @@
-// The mean of the states of each text, or the largest in every column; 0 for texts without tokens. `texts` [2, texts]: the
-// first token of each, and the one behind its last. A block takes a text and some columns.
-  const int count = texts_shape[1], width = states_shape[1];
+// The mean of the states of each text, or the largest in every column; 0 for texts without tokens. `texts` has the first token
+// of each, then the one behind its last. A block takes a text and some columns.
+  const int count = gridDim.x, width = states_shape[1];
   const int text = blockIdx.x, column = blockIdx.y * THREADS + threadIdx.x;
   const int begin = texts[text], end = texts[count + text];
   if (column >= width) return;

@@ -19,12 +19,18 @@ class Ragged:
     """
 
     def __init__(self, tokens: mx.array, texts: mx.array) -> None:
-        self._tokens = tokens
-        self._texts = texts
+        self._tables = tokens, texts
+        self._spans, self._texts = tokens[-2:].reshape(-1), texts.reshape(-1)
         # An index would be a kernel, a slice is none.
         self.ids, positions, *types = (row.reshape(-1) for row in mx.split(tokens[:-2], len(tokens) - 2))
         self.positions = self.offset = positions
         self.types: mx.array | None = types[0] if types else None
+
+    def embed(self, tables: text_kernels.Tables) -> mx.array:
+        """The embedded tokens, normalised; to be called once, before the others, which then read less of the host's
+        memory."""
+        states, self._spans, self._texts = text_kernels.embed(*self._tables, tables)
+        return states
 
     def heads(self, states: mx.array, counts: Sequence[int]) -> list[mx.array]:
         return split_heads(states, len(self.ids), counts)
@@ -40,14 +46,14 @@ class Ragged:
         slopes: mx.array | None = None,
     ) -> mx.array:
         return text_kernels.attend(
-            queries, keys, values, self._tokens, scale=scale, window=window, slopes=slopes
+            queries, keys, values, self._spans, scale=scale, window=window, slopes=slopes
         )
 
     def first(self, states: mx.array) -> mx.array:
-        return states[self._texts[:1].reshape(-1)]
+        return states[mx.split(self._texts, 2)[0]]
 
     def last(self, states: mx.array) -> mx.array:
-        return states[self._texts[1:].reshape(-1) - 1]
+        return states[mx.split(self._texts, 2)[1] - 1]
 
     def mean(self, states: mx.array) -> mx.array:
         return text_kernels.pool(states, self._texts, largest=False)

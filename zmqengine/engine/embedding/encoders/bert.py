@@ -16,7 +16,7 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm
 
 from zmqengine.engine.embedding.encoders.activations import activation
-from zmqengine.engine.embedding.encoders.parts import with_types
+from zmqengine.engine.embedding.encoders.parts import embedded
 from zmqengine.engine.embedding.product import States, activated, fold_bias, multiplied, normed, plain
 from zmqengine.engine.embedding.text_batch import TextBatch
 from zmqengine.engine.models.arrays import Weights, joined, renamed, whole
@@ -91,17 +91,11 @@ class Bert(Module):
             self.dense = Linear(width, width)
             self.classifier = Linear(width, labels)
         self._first_position = first_position(config)
-        self._types = config.get("type_vocab_size", 2)
 
     def start(self, batch: TextBatch) -> mx.array:
         """The sum of what tokens, positions and parts of a pair are embedded as, normalised."""
-        states = self.word(batch.ids)
-        if self._has_table:
-            first = self._first_position
-            states = states + self.position(batch.positions + first if first else batch.positions)
-        types = batch.types if self._types > 1 else None
-        made: mx.array = self.norm(with_types(states, self.token_type, types))
-        return made
+        position = self.position if self._has_table else None
+        return embedded(batch, self.norm, self.word, self.token_type, position, self._first_position)
 
     def finish(self, states: States) -> mx.array:
         return plain(states)

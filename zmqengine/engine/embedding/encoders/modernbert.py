@@ -17,6 +17,7 @@ from zmqengine.engine.embedding.encoders.activations import activation
 from zmqengine.engine.embedding.encoders.parts import (
     FULL,
     SLIDING,
+    embedded,
     layer_kind,
     rotary_base,
     rotated,
@@ -98,8 +99,7 @@ class ModernBert(Module):
 
     def start(self, batch: TextBatch) -> mx.array:
         """Embedded tokens, normalised."""
-        made: mx.array = self.norm(self.word(batch.ids))
-        return made
+        return embedded(batch, self.norm, self.word)
 
     def finish(self, states: mx.array) -> mx.array:
         """Normalised once more."""

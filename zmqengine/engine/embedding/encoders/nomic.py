@@ -15,7 +15,7 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm
 
 from zmqengine.engine.embedding.encoders.activations import activation
-from zmqengine.engine.embedding.encoders.parts import rotary_base, rotated, with_types
+from zmqengine.engine.embedding.encoders.parts import embedded, rotary_base, rotated
 from zmqengine.engine.embedding.product import States, multiplied, normed, plain
 from zmqengine.engine.embedding.text_batch import TextBatch
 from zmqengine.engine.models.arrays import Weights, joined, renamed, whole
@@ -85,8 +85,7 @@ class NomicBert(Module):
 
     def start(self, batch: TextBatch) -> mx.array:
         """The sum of what tokens and parts of a pair are embedded as, normalised."""
-        made: mx.array = self.norm(with_types(self.word(batch.ids), self.token_type, batch.types))
-        return made
+        return embedded(batch, self.norm, self.word, self.token_type)
 
     def finish(self, states: States) -> mx.array:
         return plain(states)

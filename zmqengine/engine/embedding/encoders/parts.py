@@ -8,7 +8,10 @@ from typing import Any, Protocol
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.normalization import LayerNorm
 
+from zmqengine.engine.cuda import text_kernels
+from zmqengine.engine.embedding.ragged import Ragged
 from zmqengine.engine.embedding.text_batch import TextBatch
 from zmqengine.errors import ModelLoadError
 
@@ -70,11 +73,37 @@ def rotated(states: mx.array, base: float, batch: TextBatch) -> mx.array:
     )
 
 
-def with_types(states: mx.array, table: Module, types: mx.array | None) -> mx.array:
-    """The sum of `states` and what the parts of a pair are embedded as; see `TextBatch.types`."""
-    if types is not None:
-        made: mx.array = states + table(types)
-        return made
-    # A view of the row needs no look-up on the device.
-    first = table.weight[:1] if type(table) is Embedding else table(mx.zeros((1,), mx.int32))
-    return states + first
+def embedded(
+    batch: TextBatch,
+    norm: LayerNorm,
+    word: Module,
+    token_type: Module | None = None,
+    position: Module | None = None,
+    first_position: int = 0,
+) -> mx.array:
+    """The sum of what tokens, parts of a pair and positions are embedded as, normalised.
+
+    `first_position`: the row of the positions for a text's first token.
+    """
+    tables = [table for table in (word, token_type, position) if table is not None]
+    if isinstance(batch, Ragged) and all(type(table) is Embedding for table in tables):
+        rows = [None if table is None else table.weight for table in (word, position, token_type)]
+        if all(array is None or array.dtype == mx.float32 for array in [*rows, norm.weight]):
+            return batch.embed(
+                text_kernels.Tables(
+                    word.weight, rows[1], first_position, rows[2], norm.weight, norm.get("bias"), norm.eps
+                )
+            )
+    states = word(batch.ids)
+    if position is not None:
+        states = states + position(batch.positions + first_position if first_position else batch.positions)
+    if token_type is not None:
+        types = batch.types
+        if types is None or token_type.weight.shape[0] == 1:
+            # A view of the row needs no look-up on the device.
+            is_plain = type(token_type) is Embedding
+            states = states + (token_type.weight[:1] if is_plain else token_type(mx.zeros((1,), mx.int32)))
+        else:
+            states = states + token_type(types)
+    made: mx.array = norm(states)
+    return made
