@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -21,6 +22,8 @@ are traced, and padding of batches that fill the device is at most a quarter in 
 _TUNED_TOKENS, _TUNED_LENGTH = (1024, 512, 256, 128, 64), 16
 """Tokens of batches for which products in kernels are timed, of texts of this length, until they win: the more tokens,
 the less of the time is the launch, which cuBLAS makes slow."""
+
+log = logging.getLogger("zmqengine.engine")
 
 
 class Replays:
@@ -110,7 +113,9 @@ class RaggedReplays:
         for size in _TUNED_TOKENS:
             given = _tables([[1] * _TUNED_LENGTH] * (size // _TUNED_LENGTH), [])
             variants = {name: partial(traced, *given) for name, traced in self._traced.items()}
-            if fastest(variants).best == "kernels":
+            timing = fastest(variants)
+            log.info("products of texts", extra={"tokens": size, **timing.microseconds})
+            if timing.best == "kernels":
                 self._in_kernels_max = size
                 break
 
