@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from zmqengine.worker.process import heap
+
 PROGRAM = """
 from zmqengine.worker.process.heap import Heap, resident_bytes
 heap = Heap()
@@ -42,6 +44,30 @@ def test_memory_of_a_burst_is_given_back() -> None:
     assert after - before < 32 << 20
     assert kept - after > 16 << 20
     assert at_rest - after < 4 << 20
+
+
+def test_memory_that_is_used_again_is_seldom_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step's arrays come back after each trim: 6 trims in a minute, not 60. A larger burst is trimmed at once."""
+    resident = 100 << 20
+    trims = []
+
+    def trim(pad: int) -> int:
+        nonlocal resident
+        trims.append(now_s)
+        resident = 150 << 20
+        return 1
+
+    monkeypatch.setattr(heap, "resident_bytes", lambda: resident)
+    own = heap.Heap()
+    own._trim = trim
+    for now_s in range(60):
+        resident = (300 << 20) + now_s
+        own.keep(now_s)
+    assert trims == [0, 1, 3, 7, 15, 31]
+    for now_s in range(63, 66):
+        resident = 500 << 20
+        own.keep(now_s)
+    assert trims[6:] == [63, 64]
 
 
 THREADS = """

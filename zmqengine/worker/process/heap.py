@@ -13,7 +13,7 @@ GROWN_BYTES = 32 << 20
 FREED_BYTES = 1 << 20
 """Least bytes that a trim frees to count as useful."""
 INTERVAL_S, INTERVAL_S_MAX = 1.0, 60.0
-"""Seconds between two trims; doubled while they free nothing."""
+"""Seconds between two trims; doubled while they free nothing, or what is soon used again."""
 _STATM = Path("/proc/self/statm")
 # /usr/include/malloc.h
 _M_ARENA_MAX = -8
@@ -40,6 +40,7 @@ class Heap:
     def __init__(self) -> None:
         self._trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
         self._least_bytes = self._last_bytes = resident_bytes()
+        self._freed_bytes = 0
         self._interval_s = INTERVAL_S
         self._next_s = self._checked_s = 0.0
 
@@ -54,17 +55,22 @@ class Heap:
             self._trim(0)
 
     def keep(self, now_s: float) -> None:
-        """Trim the heap about once a second, and less often while that frees nothing."""
+        """Trim the heap about once a second, and less often while that frees nothing or what is used again at the next
+        look: the arrays of a model on a CPU, whose pages the system would clear each time."""
         if self._trim is None or now_s < self._next_s:
             return
         self._checked_s = now_s
         before = resident_bytes()
-        if before > self._last_bytes + GROWN_BYTES:
+        grown_bytes = before - self._last_bytes
+        is_burst = grown_bytes > self._freed_bytes + GROWN_BYTES
+        if is_burst:
             self._interval_s = INTERVAL_S
+        is_used_again = not is_burst and grown_bytes > self._freed_bytes / 2 >= FREED_BYTES
         if before > self._least_bytes + GROWN_BYTES:
             self.release()
         self._last_bytes = resident_bytes()
-        in_vain = before - self._last_bytes < FREED_BYTES
+        self._freed_bytes = before - self._last_bytes
+        in_vain = self._freed_bytes < FREED_BYTES or is_used_again
         self._interval_s = min(INTERVAL_S_MAX, 2 * self._interval_s) if in_vain else INTERVAL_S
         self._next_s = now_s + self._interval_s
         self._least_bytes = min(self._least_bytes, self._last_bytes)
