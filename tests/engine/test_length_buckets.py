@@ -97,6 +97,7 @@ class Batch:
 
     def __init__(self) -> None:
         self.rows: list[object] = []
+        self.kv = KVBatch()
 
     def join(self, rows, caches):
         self.rows += rows
@@ -136,6 +137,15 @@ def test_no_row_takes_the_room_of_all_later_ones():
         buckets.join([([row], KVBatch())])
     assert len(buckets) <= 8
     assert buckets.padding_bytes <= 90_000
+
+
+def test_a_long_row_joins_the_others_where_there_is_room():
+    """It pads all of them, which takes more than a quarter of the room: the next rows take less."""
+    buckets = LengthBuckets(Batch, lambda tokens: tokens, padding_bytes_max=100_000)  # type: ignore[arg-type]
+    for length in [1_000] * 20 + [3_000] + [1_000] * 10:
+        row: Any = SimpleNamespace(computed_tokens=length, prefill_tokens=length + 1, matcher=None)
+        buckets.join([([row], KVBatch())])
+    assert (len(buckets), buckets.padding_bytes) == (1, 60_000)
 
 
 def test_nobody_drafts_while_there_are_several_batches():

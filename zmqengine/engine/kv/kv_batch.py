@@ -158,6 +158,8 @@ class KVBatch:
         self.start_copies()
         order = list(indices)
         if not order:
+            if self._moves_rows:
+                self._replaced += [layer.all_rows() for layer in self._ragged]
             self._take([], Layout(self._kernels, []), is_merged=True)
         else:
             if self._moves_rows:
@@ -265,6 +267,11 @@ class KVBatch:
         """Note that a step has landed: the device has read what was replaced before the last step landed."""
         self._kernels.free(self._unused)
         self._unused, self._replaced = self._replaced, self._unused
+
+    def free_replaced(self) -> None:
+        """Free the arrays that were replaced, once no step is in flight."""
+        for layers in (self._unused, self._replaced):
+            self._kernels.free(layers)
 
     @property
     def _room(self) -> int:

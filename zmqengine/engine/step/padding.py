@@ -12,8 +12,13 @@ def padding_bytes(rows: Sequence[Row], project_bytes: Callable[[int], int]) -> i
 
     Padding does not grow as rows decode, since all grow alike.
     """
-    longest = project_bytes(max(map(_length, rows), default=0))
-    return sum(longest - project_bytes(_length(row)) for row in rows)
+    padded = project_bytes(longest(rows))
+    return sum(padded - project_bytes(_length(row)) for row in rows)
+
+
+def longest(rows: Sequence[Row]) -> int:
+    """Tokens of the longest row, 0 without rows."""
+    return max(map(_length, rows), default=0)
 
 
 def split_by_padding(
