@@ -94,7 +94,7 @@ def test_freed_buffers_are_kept_within_a_bound_that_fits_the_model() -> None:
         assert buffer_cache_bytes(64 * gib, 8 * gib) == 2 * gib
         assert buffer_cache_bytes(gib, 8 * gib) == gib // 8
     else:
-        assert buffer_cache_bytes(64 * gib, 8 * gib) == 32 * gib
+        assert buffer_cache_bytes(64 * gib, 8 * gib) == 8 * gib
 
 
 class Driver:

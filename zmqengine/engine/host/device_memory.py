@@ -73,11 +73,9 @@ def buffer_cache_bytes(memory_limit_bytes: int, parameter_bytes: int) -> int:
 
     By default MLX keeps all freed buffers up to the memory limit: 1.3 GB for a model of 0.1 GB were measured.
     """
-    if mx.cuda.is_available():
-        # At the bound MLX releases the buffers of the present step and keeps older ones of other sizes. The sizes of 64
-        # chats on an H200 took more than an eighth of its memory. MLX makes room itself where the limit is reached.
-        return memory_limit_bytes // 2
-    return min(memory_limit_bytes // 8, max(_BUFFER_CACHE_BYTES_MIN, parameter_bytes // 4))
+    most = memory_limit_bytes // 8
+    # On CUDA, released memory is unmapped, which takes longer than its use.
+    return most if mx.cuda.is_available() else min(most, max(_BUFFER_CACHE_BYTES_MIN, parameter_bytes // 4))
 
 
 def _keep_mapped(bytes_: int) -> None:

@@ -19,7 +19,8 @@ class RowGroup:
     def __init__(self, rows: Sequence[int], layout: Layout) -> None:
         self._rows = list(rows)
         self._layout = layout
-        self._columns = max(layout.lengths[row] for row in rows)
+        longest = max(layout.lengths[row] for row in rows)
+        self._columns = min(layout.columns, layout.kernels.copied_columns(longest))
         self._stacks: dict[tuple[int, str], mx.array] = {}
 
     def cut(

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
 
+from zmqengine.engine.models.few_sizes import few_sizes
+
 _WORD = mx.uint64
 
 
@@ -42,6 +44,10 @@ class KVKernels(Protocol):
 
     def take_columns(self, array: mx.array, order: mx.array) -> mx.array:
         """A copy of `array` with the columns of each row in this order, [rows, columns]."""
+        ...
+
+    def copied_columns(self, columns: int) -> int:
+        """Columns to copy for `columns` of a row: one of few numbers, where freed buffers are reused by their size."""
         ...
 
     def can_move_rows(self, keys: mx.array) -> bool:
@@ -96,6 +102,10 @@ class PlainKernels:
         starts = columns * mx.arange(rows * heads, dtype=mx.uint32).reshape(rows, heads, 1)
         copied = mx.take(words.reshape(-1, width), starts + order[:, None], axis=0)
         return copied.view(array.dtype)
+
+    def copied_columns(self, columns: int) -> int:
+        """See `KVKernels`. MLX keeps freed buffers of a GPU only."""
+        return few_sizes(columns) if self._gpu else columns
 
     def can_move_rows(self, keys: mx.array) -> bool:
         """False: MLX has no call that writes in place."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,9 +42,9 @@ class KVBatch:
         self._copies: list[mx.array] = []
         # Columns behind the texts of a prefill between its begin and its end, by row.
         self._right_padding: list[int] = []
-        # Arrays that a copy replaced since the last step landed, and before that.
-        self._replaced: list[KeysValues] = []
-        self._unused: list[KeysValues] = []
+        # Arrays that copies replaced, the newest since the last step landed. The device has read them when the step
+        # after that lands, and MLX, which drops its references in a thread, before the next one does.
+        self._replaced: deque[list[KeysValues]] = deque([[], [], []])
 
     @classmethod
     def merge(cls, rows: Sequence[Caches], lengths: Sequence[int], kernels: KVKernels = PLAIN) -> KVBatch:
@@ -159,7 +160,7 @@ class KVBatch:
         order = list(indices)
         if not order:
             if self._moves_rows:
-                self._replaced += [layer.all_rows() for layer in self._ragged]
+                self._replaced[-1] += [layer.all_rows() for layer in self._ragged]
             self._take([], Layout(self._kernels, []), is_merged=True)
         else:
             if self._moves_rows:
@@ -264,13 +265,13 @@ class KVBatch:
             self._layout.generations.started(generations.STEP)
 
     def landed(self) -> None:
-        """Note that a step has landed: the device has read what was replaced before the last step landed."""
-        self._kernels.free(self._unused)
-        self._unused, self._replaced = self._replaced, self._unused
+        """Note that a step has landed."""
+        self._kernels.free(self._replaced.popleft())
+        self._replaced.append([])
 
     def free_replaced(self) -> None:
         """Free the arrays that were replaced, once no step is in flight."""
-        for layers in (self._unused, self._replaced):
+        for layers in self._replaced:
             self._kernels.free(layers)
 
     @property
@@ -389,7 +390,7 @@ class KVBatch:
         rows = count + more_rows
         rows += self._spare_rows(rows, order.shape[1])
         for layer in self._ragged:
-            self._replaced.append(layer.all_rows())
+            self._replaced[-1].append(layer.all_rows())
             layer.repack(self._kernels, places, rows)
         layout.replaced()
         layout.set_rows(lengths, columns)
@@ -507,9 +508,13 @@ class BatchRow:
         if self.part is not None:
             return self.part.cut(singles, names, index, start, end)
         span = as_slice(columns)
+        spare = 0
+        if isinstance(span, slice) and columns.size:
+            spare = min(span.start, layout.kernels.copied_columns(columns.size) - columns.size)
+            span = slice(span.start - spare, span.stop)
         return mx.concatenate(
             [getattr(singles[cache], name)[index : index + 1, :, span] for cache, name in names]
-        )[:, None]
+        )[:, None, :, spare:]
 
     def extract(self, indices: Sequence[int]) -> dict[int, Any]:
         """Caches of this row alone; of all single caches those at `indices`."""
