@@ -45,6 +45,8 @@ class KVBatch:
         # Arrays that copies replaced, the newest since the last step landed. The device has read them when the step
         # after that lands, and MLX, which drops its references in a thread, before the next one does.
         self._replaced: deque[list[KeysValues]] = deque([[], [], []])
+        self.has_replaced = False
+        """Whether there are such arrays: `landed` has to be called."""
 
     @classmethod
     def merge(cls, rows: Sequence[Caches], lengths: Sequence[int], kernels: KVKernels = PLAIN) -> KVBatch:
@@ -160,7 +162,7 @@ class KVBatch:
         order = list(indices)
         if not order:
             if self._moves_rows:
-                self._replaced[-1] += [layer.all_rows() for layer in self._ragged]
+                self._replace_arrays()
             self._take([], Layout(self._kernels, []), is_merged=True)
         else:
             if self._moves_rows:
@@ -268,11 +270,17 @@ class KVBatch:
         """Note that a step has landed."""
         self._kernels.free(self._replaced.popleft())
         self._replaced.append([])
+        self.has_replaced = any(self._replaced)
 
     def free_replaced(self) -> None:
         """Free the arrays that were replaced, once no step is in flight."""
         for layers in self._replaced:
             self._kernels.free(layers)
+
+    def _replace_arrays(self) -> None:
+        """Keep the arrays of all layers, which get other ones, until the device has read them."""
+        self._replaced[-1] += [layer.all_rows() for layer in self._ragged]
+        self.has_replaced = True
 
     @property
     def _room(self) -> int:
@@ -389,8 +397,8 @@ class KVBatch:
         places = mx.array(np.where(order < 0, order, order + rows_before))
         rows = count + more_rows
         rows += self._spare_rows(rows, order.shape[1])
+        self._replace_arrays()
         for layer in self._ragged:
-            self._replaced[-1].append(layer.all_rows())
             layer.repack(self._kernels, places, rows)
         layout.replaced()
         layout.set_rows(lengths, columns)

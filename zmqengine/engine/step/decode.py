@@ -167,7 +167,8 @@ class DecodeBatch:
         if step is self._in_flight:
             self._in_flight = None
         landed = step.report(result)
-        self.kv.landed()
+        if self.kv.has_replaced:
+            self.kv.landed()
         if step.offers:
             self._settle_offers(step.offers, landed.doubtful)
         if step.block is not None:
