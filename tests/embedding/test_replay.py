@@ -320,11 +320,11 @@ def test_products_are_in_kernels_where_these_are_faster(
         return Timing("cuBLAS" if size in slower else "kernels", {})
 
     def forward(batch: Any) -> mx.array:
-        names.append((len(batch.ids), product._kernels.get()))
+        names.append((len(batch.ids), product._kernels.get() is text_kernels))
         return mx.zeros((8, 4)) + batch.ids[:1, None]
 
     monkeypatch.setattr(replay, "fastest", timed)
-    replays = RaggedReplays(forward, heads=4)
+    replays = RaggedReplays(forward, text_kernels, heads=4)
     replays.tune()
     for length in (50, 64, 65):
         replays.begin([[3] * length], [])
@@ -346,7 +346,7 @@ def test_kernels_have_fewer_shapes_than_rectangles() -> None:
         return mx.zeros((64, 4)) + batch.ids[:1, None]
 
     lengths = np.random.default_rng(1).integers(5, 60, (50, 64))
-    replays = RaggedReplays(forward, heads=12)
+    replays = RaggedReplays(forward, text_kernels, heads=12)
     for each in lengths.tolist():
         job = replays.begin([[3] * length for length in each], [])
         assert job is not None

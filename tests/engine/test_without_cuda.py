@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from tests.support.engines import greedy
 
@@ -29,6 +30,38 @@ print(json.dumps([found[0], found[1], opened.facts["model_code"]]))
 """
 
 
+ENCODER = """
+from tests.support.without_cuda import hide
+hide()
+from tests.embedding.checkpoints import engine_of, run
+from zmqengine.engine.interface import TextsRequest
+from zmqengine.pico import model_path
+
+vectors, failures = run(engine_of(model_path("pico-embed")), [TextsRequest(7, [[5, 6, 7], [8]])])
+print(*vectors[7].shape, failures)
+"""
+
+
+def test_an_encoder_opens_and_runs_without_the_folder_for_cuda() -> None:
+    """Its kernels are chosen when it opens, where there are any."""
+    ended = run(ENCODER)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.split() == ["2", "128", "[]"]
+
+
+def run(script: str, *arguments: str, path: str = os.environ.get("PYTHONPATH", "")) -> Any:
+    """The end of a script of its own process."""
+    return subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "PYTHONPATH": path},
+    )
+
+
 def test_an_engine_opens_and_runs_without_the_folder_for_cuda(model, model_directory, tmp_path) -> None:
     """With the tokens of mlx-lm, on the decoder, with speculation as by default; and without torch, which transformers
     would import where it is installed."""
@@ -38,15 +71,7 @@ def test_an_engine_opens_and_runs_without_the_folder_for_cuda(model, model_direc
     (package / "__init__.py").write_text("raise SystemExit('torch is imported')")
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.8.0\n")
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    ended = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(model_directory)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "PYTHONPATH": path},
-    )
+    ended = run(SCRIPT, str(model_directory), path=path)
     assert ended.returncode == 0, ended.stderr
     *found, code = json.loads(ended.stdout.splitlines()[-1])
     assert found == [greedy(model, [5, 6, 7], 8), greedy(model, [9] * 40, 8)]

@@ -37,6 +37,7 @@ from zmqengine.engine.cuda.nvrtc import Compiled, Nvrtc, NvrtcError
 from zmqengine.engine.host.backend import on_cuda
 from zmqengine.engine.kv.kernels import Move
 from zmqengine.engine.models.decoder_weights import HeadShape, QueryKeyNorms, RotaryEmbedding
+from zmqengine.engine.models.text_ops import NormOfSums, Tables
 
 BFLOAT16 = mx.bfloat16
 
@@ -166,9 +167,9 @@ def build_every_kernel() -> None:
     split = states.reshape(9, 2, 1, 64)
     text_kernels.attend(split, split, split, tokens[0], scale=1.0, window=9, slopes=mx.zeros((2,)))
     text_kernels.pool(states, tokens[0], largest=True)
-    tables = text_kernels.Tables(states, states, 2, states, states[0], states[0], 1e-12)
+    tables = Tables(states, states, 2, states, states[0], states[0], 1e-12)
     text_kernels.embed(tokens, tokens[:2], tables)
-    norm = text_kernels.NormOfSums(mx.zeros((9, 16, 2)), states[0], states[0], 1e-12)
+    norm = NormOfSums(mx.zeros((9, 16, 2)), states[0], states[0], 1e-12)
     weights = mx.zeros((128, 128)).T
     text_kernels.multiply(states, weights, states[0], gelu=True, norm=norm)
     text_kernels.sum_up(states, weights, states[0], states, norm)

@@ -12,6 +12,7 @@ from mlx.nn.layers.activations import gelu
 from tests.support import cuda_kernels, cuda_on_cpu
 from zmqengine.engine.cuda import text_kernels
 from zmqengine.engine.host.backend import on_cuda
+from zmqengine.engine.models.text_ops import NormOfSums, Tables
 
 LENGTHS = [1, 5, 40, 70, 3, 1, 1]
 
@@ -90,7 +91,7 @@ def test_what_tokens_are_embedded_as_is_summed_and_normed(
     texts = draw.integers(0, 33, (2, 300)).astype(np.int32)
     of_positions, of_types, biased = has
     weight, bias = both[0], both[1] if biased else None
-    tables = text_kernels.Tables(
+    tables = Tables(
         words, positions if of_positions else None, 3, types if of_types else None, weight, bias, 1e-5
     )
     states, spans, text_spans = text_kernels.embed(mx.array(tokens), mx.array(texts), tables)
@@ -145,7 +146,7 @@ def test_a_product_norms_the_sums_of_another(count: int) -> None:
     )
     added = added + 100
     sums, stats = text_kernels.sum_up(rows, weights.T, None, added, None)
-    norm = text_kernels.NormOfSums(stats, factor, term, 1e-12)
+    norm = NormOfSums(stats, factor, term, 1e-12)
     wanted = added + rows @ weights.T
     normed = mx.fast.layer_norm(wanted, factor, term, 1e-12)
     np.testing.assert_allclose(np.array(sums), np.array(wanted), rtol=1e-5)

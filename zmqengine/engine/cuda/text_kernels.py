@@ -7,7 +7,6 @@ eight. Its products are cuBLAS's, which takes the host twice the time of a kerne
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -16,6 +15,7 @@ from zmqengine.engine.cuda.between_products import bits_of
 from zmqengine.engine.cuda.kernel import Kernel, Variant
 from zmqengine.engine.cuda.kernel_text import kernel_text
 from zmqengine.engine.cuda.resident import WORDS
+from zmqengine.engine.models.text_ops import NormOfSums, Tables
 
 _LANES = 32
 _THREADS = 128
@@ -27,18 +27,6 @@ _FOUR = 4
 _DIM_MAX = 64
 # More than any text has tokens.
 _NO_WINDOW = 1 << 30
-
-
-class Tables(NamedTuple):
-    """Arrays [entries, width] that a model looks up, and the norm of their sum: `positions` from the row `first` on."""
-
-    words: mx.array
-    positions: mx.array | None
-    first: int
-    types: mx.array | None
-    weight: mx.array
-    bias: mx.array | None
-    eps: float
 
 
 def embed(tokens: mx.array, texts: mx.array, tables: Tables) -> tuple[mx.array, mx.array, mx.array]:
@@ -105,15 +93,6 @@ def pool(states: mx.array, texts: mx.array, *, largest: bool) -> mx.array:
         output_shapes=[(count, width)],
     )
     return pooled
-
-
-class NormOfSums(NamedTuple):
-    """A norm of sums that `sum_up` made: the `stats` of them, and the norm's own arrays and number."""
-
-    stats: mx.array
-    weight: mx.array
-    bias: mx.array
-    eps: float
 
 
 def multiplies(inputs: int) -> bool:

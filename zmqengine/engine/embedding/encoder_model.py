@@ -15,7 +15,6 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from zmqengine.checkpoint.encoder_batch import TOKENS_MAX_CPU, TOKENS_MAX_GPU, batch_bytes
 from zmqengine.checkpoint.recipe import Recipe
-from zmqengine.engine.cuda import text_kernels
 from zmqengine.engine.embedding.dense import Dense
 from zmqengine.engine.embedding.encoders import bert, gemma3, modernbert, nomic
 from zmqengine.engine.embedding.encoders.parts import Encoder, Scorer
@@ -26,6 +25,7 @@ from zmqengine.engine.embedding.replay import RaggedReplays, ReplayJob, Replays
 from zmqengine.engine.embedding.text_batch import TextBatch
 from zmqengine.engine.host.backend import on_cuda, on_gpu
 from zmqengine.engine.models.arrays import Weights, read_arrays
+from zmqengine.engine.models.text_ops import TextKernels
 from zmqengine.engine.texts.pooling import unit
 from zmqengine.errors import ModelLoadError
 
@@ -86,8 +86,11 @@ class TextEncoder:
     def _every_replays(self) -> Iterator[RaggedReplays | Replays]:
         """Replays for this device and this encoder, the fastest first."""
         heads = int(self._recipe.config["num_attention_heads"])
-        if on_cuda() and self._fits_kernels(heads):
-            yield RaggedReplays(self._forward, heads=heads)
+        if on_cuda():
+            from zmqengine.engine.cuda import text_kernels
+
+            if self._fits(text_kernels, heads):
+                yield RaggedReplays(self._forward, text_kernels, heads=heads)
         arrays: dict[str, mx.array] = dict(tree_flatten(self._encoder.layers))
         layer_floats = sum(array.size for array in arrays.values()) // len(self._encoder.layers)
         is_full = any(array.dtype == mx.float32 for array in arrays.values())
@@ -122,11 +125,11 @@ class TextEncoder:
             return False
         return True
 
-    def _fits_kernels(self, heads: int) -> bool:
-        """Whether the kernels for CUDA support this encoder. In half precision MLX has its own."""
+    def _fits(self, kernels: TextKernels, heads: int) -> bool:
+        """Whether the kernels support this encoder. In half precision MLX has its own."""
         states, config = self._encoder.start(Packed([[0]])), self._recipe.config
         width = int(config.get("head_dim") or states.shape[1] // heads)
-        return states.dtype == mx.float32 and text_kernels.supports(width)
+        return states.dtype == mx.float32 and kernels.supports(width)
 
     def _forward(self, batch: TextBatch) -> mx.array:
         states = self._encoder.start(batch)

@@ -13,7 +13,7 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm
 
-from zmqengine.engine.cuda import text_kernels
+from zmqengine.engine.models.text_ops import NormOfSums, TextKernels
 
 
 class Product(Module):
@@ -35,7 +35,7 @@ class Summed(NamedTuple):
     """States before their norm, which the kernels that read them compute."""
 
     sums: mx.array
-    norm: text_kernels.NormOfSums
+    norm: NormOfSums
 
 
 States = mx.array | Summed
@@ -57,18 +57,18 @@ def multiplied(layer: Module, states: States) -> mx.array:
 def activated(layer: Module, states: States, activation: Callable[[mx.array], mx.array] | None) -> mx.array:
     """The `activation` of the output of a linear layer for `states`."""
     sums, norm = states if isinstance(states, Summed) else (states, None)
-    if activation in (gelu, None) and _in_a_kernel(layer, sums):
-        return text_kernels.multiply(
-            sums, layer.weight, layer.get("bias"), gelu=activation is gelu, norm=norm
-        )
+    kernels = _kernels_of(layer, sums)
+    if kernels is not None and activation in (gelu, None):
+        return kernels.multiply(sums, layer.weight, layer.get("bias"), gelu=activation is gelu, norm=norm)
     made: mx.array = layer(plain(states))
     return made if activation is None else activation(made)
 
 
 def added(states: mx.array, layer: Module, given: mx.array) -> mx.array:
     """The sum of `states` and what a linear layer makes of `given`, in one operation where it has no bias."""
-    if _in_a_kernel(layer, given):
-        return text_kernels.multiply(given, layer.weight, layer.get("bias"), added=states)
+    kernels = _kernels_of(layer, given)
+    if kernels is not None:
+        return kernels.multiply(given, layer.weight, layer.get("bias"), added=states)
     if isinstance(layer, Product) and "bias" not in layer:
         return mx.addmm(states, given, layer.weight)
     made: mx.array = states + layer(given)
@@ -77,31 +77,35 @@ def added(states: mx.array, layer: Module, given: mx.array) -> mx.array:
 
 def normed(states: States, layer: Module, given: mx.array, norm: LayerNorm) -> States:
     """The `norm` of the sum of `states` and what a linear layer makes of `given`."""
-    if _in_a_kernel(layer, given) and text_kernels.sums_up(layer.weight.shape[1]):
+    kernels = _kernels_of(layer, given)
+    if kernels is not None and kernels.sums_up(layer.weight.shape[1]):
         before, norm_before = states if isinstance(states, Summed) else (states, None)
-        sums, stats = text_kernels.sum_up(given, layer.weight, layer.get("bias"), before, norm_before)
-        return Summed(sums, text_kernels.NormOfSums(stats, norm.weight, norm.bias, norm.eps))
+        sums, stats = kernels.sum_up(given, layer.weight, layer.get("bias"), before, norm_before)
+        return Summed(sums, NormOfSums(stats, norm.weight, norm.bias, norm.eps))
     made: mx.array = norm(added(plain(states), layer, given))
     return made
 
 
 @contextmanager
-def products_in_kernels() -> Iterator[None]:
-    """Within it products are our kernels for few rows on CUDA: to be traced."""
-    token = _kernels.set(True)
+def products_in_kernels(kernels: TextKernels) -> Iterator[None]:
+    """Within it products of few rows are these kernels: to be traced."""
+    token = _kernels.set(kernels)
     try:
         yield
     finally:
         _kernels.reset(token)
 
 
-_kernels = ContextVar("products in kernels", default=False)
+_kernels: ContextVar[TextKernels | None] = ContextVar("kernels of products", default=None)
 
 
-def _in_a_kernel(layer: Module, given: mx.array) -> bool:
-    if not _kernels.get() or not isinstance(layer, Product):
-        return False
-    return given.dtype == layer.weight.dtype == mx.float32 and text_kernels.multiplies(given.shape[1])
+def _kernels_of(layer: Module, given: mx.array) -> TextKernels | None:
+    """The kernels of a layer's product; None where it is MLX's."""
+    kernels = _kernels.get()
+    if kernels is None or not isinstance(layer, Product):
+        return None
+    fits = given.dtype == layer.weight.dtype == mx.float32 and kernels.multiplies(given.shape[1])
+    return kernels if fits else None
 
 
 def fold_bias(norm: Module, adding: Module, reading: Module) -> None:

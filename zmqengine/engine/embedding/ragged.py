@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from zmqengine.engine.cuda import text_kernels
 from zmqengine.engine.embedding.packing import split_heads
+from zmqengine.engine.models.text_ops import Tables, TextKernels
 
 
 class Ragged:
@@ -18,7 +18,8 @@ class Ragged:
     have one of their own, and texts may have no tokens.
     """
 
-    def __init__(self, tokens: mx.array, texts: mx.array) -> None:
+    def __init__(self, kernels: TextKernels, tokens: mx.array, texts: mx.array) -> None:
+        self._kernels = kernels
         self._tables = tokens, texts
         self._spans, self._texts = tokens[-2:].reshape(-1), texts.reshape(-1)
         # An index would be a kernel, a slice is none.
@@ -26,10 +27,10 @@ class Ragged:
         self.positions = self.offset = positions
         self.types: mx.array | None = types[0] if types else None
 
-    def embed(self, tables: text_kernels.Tables) -> mx.array:
+    def embed(self, tables: Tables) -> mx.array:
         """The embedded tokens, normalised; to be called once, before the others, which then read less of the host's
         memory."""
-        states, self._spans, self._texts = text_kernels.embed(*self._tables, tables)
+        states, self._spans, self._texts = self._kernels.embed(*self._tables, tables)
         return states
 
     def heads(self, states: mx.array, counts: Sequence[int]) -> list[mx.array]:
@@ -45,7 +46,7 @@ class Ragged:
         window: int | None = None,
         slopes: mx.array | None = None,
     ) -> mx.array:
-        return text_kernels.attend(
+        return self._kernels.attend(
             queries, keys, values, self._spans, scale=scale, window=window, slopes=slopes
         )
 
@@ -56,7 +57,7 @@ class Ragged:
         return states[mx.split(self._texts, 2)[1] - 1]
 
     def mean(self, states: mx.array) -> mx.array:
-        return text_kernels.pool(states, self._texts, largest=False)
+        return self._kernels.pool(states, self._texts, largest=False)
 
     def most(self, states: mx.array) -> mx.array:
-        return text_kernels.pool(states, self._texts, largest=True)
+        return self._kernels.pool(states, self._texts, largest=True)

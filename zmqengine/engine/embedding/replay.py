@@ -15,6 +15,7 @@ from zmqengine.engine.embedding.padded import Padded
 from zmqengine.engine.embedding.product import products_in_kernels
 from zmqengine.engine.embedding.ragged import Ragged
 from zmqengine.engine.models.few_sizes import few_sizes
+from zmqengine.engine.models.text_ops import TextKernels
 
 ROWS_BY_POWER, TOKENS_BY_POWER = 8, 64
 """Up to these, rows and tokens of a shape are powers of two, beyond them four numbers between two powers: few shapes
@@ -97,14 +98,15 @@ class RaggedReplays:
     Up to some number of tokens, products are our kernels.
     """
 
-    def __init__(self, forward: Callable[[Ragged], mx.array], *, heads: int) -> None:
-        def in_kernels(*given: mx.array) -> mx.array:
-            with products_in_kernels():
-                return forward(Ragged(*given))
+    def __init__(self, forward: Callable[[Ragged], mx.array], kernels: TextKernels, *, heads: int) -> None:
+        def in_cublas(*given: mx.array) -> mx.array:
+            return forward(Ragged(kernels, *given))
 
-        self._traced = {
-            "cuBLAS": mx.compile(lambda *given: forward(Ragged(*given))), "kernels": mx.compile(in_kernels)
-        }  # fmt: skip
+        def in_kernels(*given: mx.array) -> mx.array:
+            with products_in_kernels(kernels):
+                return in_cublas(*given)
+
+        self._traced = {"cuBLAS": mx.compile(in_cublas), "kernels": mx.compile(in_kernels)}
         self._in_kernels_max = 0
         self._tokens_max = int((SCORES_BYTES_MAX / (4 * heads)) ** 0.5)
 

@@ -10,9 +10,9 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.normalization import LayerNorm
 
-from zmqengine.engine.cuda import text_kernels
 from zmqengine.engine.embedding.ragged import Ragged
 from zmqengine.engine.embedding.text_batch import TextBatch
+from zmqengine.engine.models.text_ops import Tables
 from zmqengine.errors import ModelLoadError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -90,9 +90,7 @@ def embedded(
         rows = [None if table is None else table.weight for table in (word, position, token_type)]
         if all(array is None or array.dtype == mx.float32 for array in [*rows, norm.weight]):
             return batch.embed(
-                text_kernels.Tables(
-                    word.weight, rows[1], first_position, rows[2], norm.weight, norm.get("bias"), norm.eps
-                )
+                Tables(word.weight, rows[1], first_position, rows[2], norm.weight, norm.get("bias"), norm.eps)
             )
     states = word(batch.ids)
     if position is not None:
