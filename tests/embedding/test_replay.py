@@ -297,7 +297,7 @@ def test_with_kernels_a_request_launches_two_fifths_of_the_kernels_of_mlx_embedd
     assert job is not None
     ((vectors, _),) = job._parts
     made = operations(vectors)
-    # Of our kernels, attention is a Flatten, and the look-ups and the pool are the Slices.
+    # The stand-ins for kernels: attention is a Flatten, the look-ups and the pool are Slices.
     attended, slices = made.count("Flatten"), made.count("Slice")
     launched = [name for name in made if name not in {*_VIEWS, "Flatten"}]
     count = len(launched) + attended + slices

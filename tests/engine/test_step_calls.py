@@ -1,6 +1,6 @@
 """Calls of our own Python functions in a steady greedy decode step, with the options that a worker has by default.
 
-Of a step that is traced, as on a GPU, where the host must be ahead of the device.
+The step is traced, as on a GPU, where the host must be ahead of the device.
 """
 
 from __future__ import annotations

@@ -385,7 +385,7 @@ def multiply_packed(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
 
 
 def embed_texts(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
-    """text_embed.cu; what is not written of the spans is not a span"""
+    """text_embed.cu; unwritten entries of the spans are no spans"""
     tokens, texts, words, positions, types, weight, bias = inputs
     found = words[tokens[0]]
     if facts["POSITIONS"]:

@@ -85,7 +85,7 @@ def _compiled(text: str) -> tuple[ctypes.CDLL, str]:
         for place, kind in enumerate(kinds)
     )
     body = re.sub(r"#include.*\n", "", text)
-    # The header has what is written as instructions, and the shared memory whose size the launch gives.
+    # The header stands in for PTX instructions, and for the shared memory whose size the launch gives.
     body = body.replace(kernel_text("tensor_cores.cuh"), "")
     body = body.replace("extern __shared__ uint4 shared_start[];", "")
     directory = Path(tempfile.mkdtemp(prefix="cuda-on-cpu-"))

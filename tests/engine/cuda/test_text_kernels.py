@@ -80,7 +80,7 @@ def test_a_token_attends_to_its_text(
 def test_what_tokens_are_embedded_as_is_summed_and_normed(
     of_pairs: bool, width: int, has: tuple[bool, bool, bool]
 ) -> None:
-    """Of the arrays that there are; the spans come out as they went in."""
+    """With and without positions, types and a bias; spans are copied unchanged."""
     words, positions, types, both = (
         mx.random.normal((count, width), key=mx.random.key(count)) for count in (50, 20, 2, 3)
     )
@@ -108,7 +108,7 @@ def test_what_tokens_are_embedded_as_is_summed_and_normed(
 
 @pytest.mark.parametrize("largest", [False, True])
 def test_a_text_is_pooled_alone(largest: bool) -> None:
-    """One without tokens is zeros, and one with what is no number has it."""
+    """A text without tokens is zeros; a NaN stays in its own text."""
     states = np.random.default_rng(1).normal(size=(sum(LENGTHS), 200)).astype(np.float32)
     states[3, 5] = np.nan
     got = np.array(text_kernels.pool(mx.array(states), spans(LENGTHS)[1], largest=largest))
@@ -120,7 +120,7 @@ def test_a_text_is_pooled_alone(largest: bool) -> None:
 @pytest.mark.parametrize(("inputs", "outputs"), [(260, 13), (64, 40)])
 @pytest.mark.parametrize("count", [1, 32, 45])
 def test_a_product_has_its_bias_activation_and_sum(inputs: int, outputs: int, count: int) -> None:
-    """In blocks that are full and such as are not; each of the three or all of them."""
+    """In full and in partial blocks; each of the three, and two together."""
     rows, weights, bias, added = (
         mx.random.normal(shape, key=mx.random.key(seed))
         for seed, shape in enumerate([(count, inputs), (outputs, inputs), (outputs,), (count, outputs)])
@@ -138,7 +138,7 @@ def test_a_product_has_its_bias_activation_and_sum(inputs: int, outputs: int, co
 
 @pytest.mark.parametrize("count", [1, 37])
 def test_a_product_norms_the_sums_of_another(count: int) -> None:
-    """Its rows, or what is added to it; sums far from 0 keep their precision."""
+    """The norm applies to the rows, or to the added array; sums far from 0 keep their precision."""
     width, outputs = 264, 16
     shapes = [(count, 64), (width, 64), (count, width), (outputs, width), (width,), (width,)]
     rows, weights, added, more, factor, term = (

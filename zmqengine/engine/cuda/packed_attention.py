@@ -159,7 +159,7 @@ def _tiles(spans: Sequence[_Span], widths: Sequence[int], padding: int, group: i
         tiles[..., 7] = step > attention.block_queries(1)
         every.append(tiles.reshape(-1, _TILE))
         token += rows * width
-    # Those of prompts take longest, and begin first.
+    # Tiles of prompts come first, since they take longest.
     return np.concatenate(every[::-1])
 
 

@@ -1,4 +1,4 @@
-// What is written as instructions of the device (PTX).
+// PTX instructions of the device.
 //
 // sum [16, 8] += a [16, 16] * b [16, 8], spread over a warp (mma.m16n8k16, PTX ISA 9.7.14).
 template <typename T>

@@ -1,4 +1,4 @@
-// What tokens, positions and parts of pairs are embedded as, summed and normalised; a block takes a token. `tokens` is the
+// The embeddings of tokens, positions and parts of pairs, summed and normalised; a block takes a token. `tokens` is the
 // table of `Ragged`. The spans of tokens and texts are copied: the host writes its next tables into the same pages.
   constexpr int EACH = (W + THREADS - 1) / THREADS, WARPS = THREADS / 32;
   __shared__ float shared_sums[2][WARPS];

@@ -96,7 +96,7 @@ def pool(states: mx.array, texts: mx.array, *, largest: bool) -> mx.array:
 
 
 def multiplies(inputs: int) -> bool:
-    """Whether `multiply` supports rows of so many `inputs`."""
+    """Whether `multiply` supports rows of `inputs` numbers."""
     return inputs % _FOUR == 0
 
 
@@ -111,21 +111,21 @@ def multiply(
 ) -> mx.array:
     """The product of few `rows` [count, inputs] with `weights`, a view [inputs, outputs] of an array [outputs, inputs].
 
-    It has the `bias` [outputs], then goes through GELU if so asked, then is `added` to [count, outputs]. The `norm` is
-    that of what is added, or else of the rows.
+    The `bias` [outputs] is added first, then GELU is applied if asked for, then `added` [count, outputs]. The `norm`
+    applies to `added`, or without it to the rows.
     """
     return _multiply(rows, weights, bias, added, norm, gelu=gelu, told=False)[0]
 
 
 def sums_up(outputs: int) -> bool:
-    """Whether `sum_up` supports so many `outputs`."""
+    """Whether `sum_up` supports products of `outputs` columns."""
     return outputs % _OUTPUTS == 0
 
 
 def sum_up(
     rows: mx.array, weights: mx.array, bias: mx.array | None, added: mx.array, norm: NormOfSums | None
 ) -> tuple[mx.array, mx.array]:
-    """`multiply`, and what a norm of the sums needs, for `NormOfSums`."""
+    """`multiply`, and the statistics of the sums for `NormOfSums`."""
     made, stats = _multiply(rows, weights, bias, added, norm, gelu=False, told=True)
     return made, stats
 

@@ -9,7 +9,7 @@
   for (int token = begin; token < end; token++) {
     const float state = states[(long long)token * width + column];
     if (LARGEST) {
-      // What is no number stays.
+      // A NaN stays.
       found = state > found || state != state ? state : found;
     } else {
       found += state;

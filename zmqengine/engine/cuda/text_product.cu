@@ -1,7 +1,7 @@
 // A product of some rows with weights [outputs, K], in float32. A block takes 32 rows and 8 outputs, a lane a row, and a
-// warp an eighth of each piece of K: its lanes read the same weights at a time. The next piece is loaded meanwhile.
-// Rows, or what is added to the product, may be normalised before: the product that made them left the mean of each 8
-// columns, and the sum of the squares of the differences to it, which are put together here (Chan et al., 1979).
+// warp an eighth of each piece of K: all its lanes read the same weights. The next piece is loaded meanwhile. The rows, or
+// the array added to the product, may be normalised first: the product that made them left the mean of each 8 columns, and
+// the sum of the squared differences to it, which are combined here (Chan et al., 1979).
   constexpr int ROWS = 32, OUTPUTS = 8, WARPS = 8, PIECE = 128, FOURS = PIECE / 4, LINE = PIECE + 4;
   constexpr int EACH = ROWS * FOURS / (WARPS * 32);
   struct alignas(16) Four { float at[4]; };

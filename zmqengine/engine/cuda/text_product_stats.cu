@@ -1,4 +1,4 @@
-// What a norm of the sums needs of each 8 columns: their mean, and the sum of the squares of the differences to it.
+// Statistics for a norm of the sums, for each 8 columns: their mean, and the sum of the squared differences to it.
   float average = sum;
   for (int d = 1; d < OUTPUTS; d *= 2) average += __shfl_xor_sync(0xffffffffu, average, d);
   average /= OUTPUTS;

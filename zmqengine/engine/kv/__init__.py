@@ -44,8 +44,8 @@ copy that would be hardly smaller, so rows of few bytes are not moved. A trace t
 4. A row is read at its current index. Indices of rows are valid until rows join or leave: `keep_rows` returns the new
 order, and an older `BatchRow` is refused.
 
-Decode steps on a CPU (`models/step_ops.py`) only append columns, at once and not on the stream: what was started reads
-earlier columns, or columns of a step that has landed. Rows do not move there.
+Decode steps on a CPU (`models/step_ops.py`) only append columns, at once and not on the stream: copies that were
+started read earlier columns, or columns of a step that has landed. Rows do not move there.
 
 A row in prefill has arrays of its own (`RowKVCache`), allocated once with room for its prompt, and only appends to
 them: there is no other writer, and readers of earlier columns are not disturbed. So only rules 1 and 3 apply.

@@ -49,7 +49,7 @@ class StepOps(PlainOps):
 
     def __init__(self) -> None:
         super().__init__()
-        # Of the present step, by segment and rotation.
+        # Cosines and sines of the present step, by segment and rotation.
         self._angles: dict[Hashable, tuple[Array, Array]] = {}
 
     def concatenate(self, arrays: Sequence[Array]) -> Array:

@@ -25,8 +25,8 @@ from zmqengine.engine.step.padding import longest, padding_bytes
 # Share of the remaining room that a row's padding may take. If the first rows took all of it, each of the later ones
 # would get a batch of its own: 64 chats on a GPU had up to 12 batches.
 _ROOM_SHARE = 1 / 4
-# The same for a row that is longer than the batch, and pads all its rows. With a quarter 32 chats had two batches in 87
-# % of the steps where there is room for one.
+# Share of the room for a row that is longer than the batch, and pads all its rows. With a quarter, 32 chats had two
+# batches in 87 % of the steps, where there is room for one.
 _LONGER_SHARE = 1 / 2
 
 

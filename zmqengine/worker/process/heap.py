@@ -13,7 +13,7 @@ GROWN_BYTES = 32 << 20
 FREED_BYTES = 1 << 20
 """Least bytes that a trim frees to count as useful."""
 INTERVAL_S, INTERVAL_S_MAX = 1.0, 60.0
-"""Seconds between two trims; doubled while they free nothing, or what is soon used again."""
+"""Seconds between two trims; doubled while they free nothing, or memory that is soon used again."""
 _STATM = Path("/proc/self/statm")
 # /usr/include/malloc.h
 _M_ARENA_MAX = -8
@@ -55,8 +55,8 @@ class Heap:
             self._trim(0)
 
     def keep(self, now_s: float) -> None:
-        """Trim the heap about once a second, and less often while that frees nothing or what is used again at the next
-        look: the arrays of a model on a CPU, whose pages the system would clear each time."""
+        """Trim the heap about once a second, and less often while that frees nothing, or memory that is in use again at
+        the next call: the arrays of a model on a CPU, whose pages the system would clear each time."""
         if self._trim is None or now_s < self._next_s:
             return
         self._checked_s = now_s
