@@ -22,6 +22,7 @@ from zmqengine.engine.cuda import (
     attention,
     between_products,
     draw_kernel,
+    experts,
     kernel,
     kv_kernels,
     packed_attention,
@@ -196,8 +197,8 @@ CUDA_TYPES = {
 def forget() -> None:
     """Forget the kernels that were made: real ones are not for a CPU, and these are for no other test."""
     modules = (
-        attention, between_products, draw_kernel, kv_kernels, packed_attention, plain_products, quantised_products,
-        text_kernels,
+        attention, between_products, draw_kernel, experts, kv_kernels, packed_attention, plain_products,
+        quantised_products, text_kernels,
     )  # fmt: skip
     for module in modules:
         for function in vars(module).values():
@@ -375,6 +376,48 @@ def multiply(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) ->
     return [found]
 
 
+def route(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
+    """experts_route.cu"""
+    logits = np.array(inputs[0].astype(mx.float32))
+    count, rows = facts["PER"], facts["ROWS"]
+    chosen = np.argsort(-logits, axis=-1, kind="stable")[:, :count]
+    shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    every, shares = shares.sum(axis=-1, keepdims=True), np.take_along_axis(shares, chosen, axis=-1)
+    shares /= shares.sum(axis=-1, keepdims=True) if facts["NORMALISED"] else every
+    order = np.argsort(chosen.ravel(), kind="stable")
+    found = []
+    for expert in range(facts["E"]):
+        places = np.flatnonzero(chosen.ravel()[order] == expert)
+        found += [[expert, places[at], places[at : at + rows][-1] + 1] for at in range(0, len(places), rows)]
+    table = np.zeros(shapes[3], np.int32)
+    table[: 3 * len(found)] = np.ravel(found)
+    return [mx.array(shares.ravel()), mx.array(chosen.ravel()), mx.array(order), mx.array(table)]
+
+
+def multiply_experts(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
+    """experts_rows.cu and plain_product.cu"""
+    rows, weights, order, table = inputs
+    tiles: Any = table.reshape(-1, 3).tolist()
+    found = mx.full(shapes[0], float("nan"))
+    for expert, first, end in tiles:
+        if end > first:
+            pairs = order[first:end]
+            taken, to = (
+                (pairs // facts["PER"], mx.arange(first, end))
+                if facts["GATED"]
+                else (mx.arange(first, end), pairs)
+            )
+            (found[to],) = multiply([rows[taken], weights[expert]], facts, shapes)
+    return [found]
+
+
+def sum_experts(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
+    """experts_sum.cu"""
+    made, shares = inputs
+    every = made.reshape(-1, facts["PER"], facts["D"]).astype(mx.float32)
+    return [(every * shares.reshape(-1, facts["PER"], 1)).sum(axis=1)]
+
+
 def multiply_packed(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
     """quantised_product.cu"""
     rows, weight, scales, biases = inputs
@@ -479,5 +522,8 @@ KERNELS: dict[str, Callable[[Arrays, Facts, Sequence[tuple[int, ...]]], list[mx.
     "text_product": multiply_texts,
     "text_product_told": multiply_texts_and_tell,
     "plain_product": multiply,
+    "experts_route": route,
+    "experts_product": multiply_experts,
+    "experts_sum": sum_experts,
     "quantised_product": multiply_packed,
 }

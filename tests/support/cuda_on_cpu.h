@@ -79,6 +79,7 @@ struct Barrier {
   }
 };
 static Barrier block_barrier, warp_barriers[32];
+static void __syncwarp() { warp_barriers[threadIdx.x / 32].wait(); }
 
 // Operands of the lanes of a warp, written by each lane and read by all between two barriers.
 static uint32_t operands[32][32][6];
@@ -98,9 +99,23 @@ static To bits(From from) {
   memcpy(&to, &from, sizeof(To));
   return to;
 }
-static float __shfl_xor_sync(unsigned, float value, int mask) {
-  return exchange({bits<uint32_t>(value)}, [&](auto lanes, int lane) { return bits<float>(lanes[lane ^ mask][0]); });
+template <typename Value>
+static Value __shfl_xor_sync(unsigned, Value value, int mask) {
+  return exchange({bits<uint32_t>(value)}, [&](auto lanes, int lane) { return bits<Value>(lanes[lane ^ mask][0]); });
 }
+static uint32_t __reduce_max_sync(unsigned, uint32_t value) {
+  return exchange({value}, [](auto lanes, int) {
+    uint32_t found = 0;
+    for (int lane = 0; lane < 32; lane++) found = max(found, lanes[lane][0]);
+    return found;
+  });
+}
+static int atomicAdd(int* to, int value) {
+  const int before = *to;
+  *to += value;
+  return before;
+}
+#define __expf expf
 static bool __any_sync(unsigned, bool own) {
   return exchange({(uint32_t)own}, [](auto lanes, int) {
     bool found = false;
@@ -144,6 +159,12 @@ static void multiply(float* sum, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t
 using SharedPlace = uint64_t;
 static SharedPlace shared_place(const void* pointer) { return (SharedPlace)pointer; }
 static void begin_copy(SharedPlace to, const void* from) { memcpy((void*)to, from, 16); }
+static void copy_ahead(void* to, const void* from, bool are_there) {
+  are_there ? memcpy(to, from, 16) : memset(to, 0, 16);
+}
+static void end_group() {}
+template <int LEFT>
+static void await_groups() {}
 static void wait_for_copies() {}
 template <bool ACROSS>
 static void load(uint32_t* to, SharedPlace place) {

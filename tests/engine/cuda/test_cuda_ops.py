@@ -18,7 +18,7 @@ from zmqengine.engine import kv
 from zmqengine.engine.cuda.cuda_ops import QUANTISED_ROWS_MAX, CudaOps
 from zmqengine.engine.host.backend import on_cuda
 from zmqengine.engine.models.decoder import DecoderModel
-from zmqengine.engine.models.decoder_weights import read_weights
+from zmqengine.engine.models.decoder_weights import Experts, read_weights
 from zmqengine.engine.models.ops import PlainOps
 from zmqengine.engine.models.segment import Segment
 
@@ -107,6 +107,21 @@ def test_every_kernel_is_given_what_it_takes(kernels: list[str], name: str, dtyp
         if len(widths) > 3:
             own |= {"rotary_heads_into", "window_attention" if dtype == mx.float16 else "ragged_attention"}
     assert own <= set(kernels)
+
+
+def test_experts_in_half_precision_go_through_their_kernels(kernels: list[str]) -> None:
+    """MLX has no such products on a CPU: the reference is in float32."""
+    texts = [list(range(1, 70)), [1, 2, 3]]
+    plain, _ = opened(CONFIGS["experts"], mx.float32)
+    wanted = steps(plain, [1, 2], texts)
+    assert not kernels
+    _, tuned = opened(CONFIGS["experts"], mx.float16)
+    for got, expected in zip(steps(tuned, [1, 2], texts), wanted, strict=True):
+        assert alike(got, expected.astype(mx.float16), 0.6)
+    layers = sum(isinstance(layer.mlp, Experts) for layer in tuned.layers)
+    # Two prompts and two steps.
+    assert kernels.count("experts_route") == kernels.count("experts_sum") == 4 * layers
+    assert kernels.count("experts_product") == 8 * layers
 
 
 @pytest.mark.parametrize("bits", [4, 8])

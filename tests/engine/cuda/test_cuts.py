@@ -13,5 +13,5 @@ def test_every_cut_of_a_product_fits_the_shared_memory_of_a_device():
         for outputs in OUTPUTS:
             cut = plain_products.Cut.of(rows, outputs)
             assert rows <= 8 * cut.tiles
-            assert 4 * plain_products._WARPS * 8 * cut.tiles * (cut.columns + 4) <= cut.shared_bytes
+            assert 4 * plain_products.WARPS * 8 * cut.tiles * (cut.columns + 4) <= cut.shared_bytes
             assert cut.shared_bytes <= 99 << 10

@@ -23,6 +23,7 @@ from zmqengine.engine.cuda import (
     attention,
     between_products,
     draw_kernel,
+    experts,
     kernel,
     kv_kernels,
     nvrtc,
@@ -36,7 +37,7 @@ from zmqengine.engine.cuda.kernel_cache import KernelCache, module_name
 from zmqengine.engine.cuda.nvrtc import Compiled, Nvrtc, NvrtcError
 from zmqengine.engine.host.backend import on_cuda
 from zmqengine.engine.kv.kernels import Move
-from zmqengine.engine.models.decoder_weights import HeadShape, QueryKeyNorms, RotaryEmbedding
+from zmqengine.engine.models.decoder_weights import Experts, HeadShape, Linear, QueryKeyNorms, RotaryEmbedding
 from zmqengine.engine.models.text_ops import NormOfSums, Tables
 
 BFLOAT16 = mx.bfloat16
@@ -156,6 +157,11 @@ def build_every_kernel() -> None:
     between_products.add_and_norm(zeros(2, 4096), zeros(2, 4096), zeros(4096), 1e-5)
     for rows, outputs, gated in ((8, 4096, False), (32, 16_384, True)):
         plain_products.few_rows(zeros(rows, 256), zeros(outputs, 256), gated=gated)
+    router, gate_up, down = Linear(zeros(4, 64)), Linear(zeros(4, 128, 64)), Linear(zeros(4, 64, 64))
+    for normalised in (False, True):
+        mlp = Experts(router, (gate_up,), down, 2, normalised)
+        for count in (2, 60):
+            experts.mixture(zeros(count, 64), zeros(count, 4), mlp)
     for bits in (4, 8):
         packed = mx.zeros((64, 256 * bits // 32), mx.uint32)
         quantised_products.few_rows(zeros(3, 256), packed, zeros(64, 4), zeros(64, 4), bits, 64)
@@ -209,7 +215,7 @@ def test_every_kernel_compiles_for_every_device(
         monkeypatch.setattr(nvrtc, "_check", lambda _: None)
         # CUDA's headers are looked for beside it.
         monkeypatch.setattr(nvrtc, "_mlx_directory", lambda: package)
-    assert len(every_kernel) == 32
+    assert len(every_kernel) == 41
     newest, oldest = (Nvrtc(name, kernel.HEADERS) for name in ("sm_90a", "sm_80"))
     for name, text in sorted(every_kernel):
         # Both of one kernel, or the test takes twice as long.

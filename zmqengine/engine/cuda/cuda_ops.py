@@ -16,6 +16,7 @@ from zmqengine.engine import kv
 from zmqengine.engine.cuda import (
     attention,
     between_products,
+    experts,
     kv_kernels,
     packed_attention,
     plain_products,
@@ -29,7 +30,7 @@ from zmqengine.engine.cuda.attention_in_place import (
 )
 from zmqengine.engine.cuda.between_products import rotates
 from zmqengine.engine.cuda.packed_attention import TracedPacked
-from zmqengine.engine.models.decoder_weights import HeadShape, Linear, Norm
+from zmqengine.engine.models.decoder_weights import Experts, HeadShape, Linear, Norm
 from zmqengine.engine.models.few_sizes import few_sizes
 from zmqengine.engine.models.ops import (
     QKV,
@@ -105,6 +106,13 @@ class CudaOps(PlainOps):
         if is_bare and self._variant(linear, inputs.shape[0]) is few_rows:
             return plain_products.few_rows(inputs, linear.weight, gated=True)
         return super().gated(inputs, gate_up)
+
+    def mixture(self, inputs: mx.array, mlp: Experts) -> mx.array:
+        """See `PlainOps`."""
+        logits = self.product(inputs, mlp.router)
+        if experts.supports(mlp) and logits.dtype == inputs.dtype == mlp.down.dtype:
+            return experts.mixture(inputs, logits, mlp)
+        return super().mixture(inputs, mlp)
 
     def rotate(self, product: mx.array, heads: HeadShape, offset: mx.array | int, rows: int) -> QKV:
         """See `Ops`. Where one kernel rotates heads, `attend` does it, since it may write keys in place."""

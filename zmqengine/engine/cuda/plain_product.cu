@@ -1,21 +1,20 @@
-// y[m, n] = sum over k of x[m, k] * w[n, k], for few rows m: every weight is read once.
+// y[m, n] = sum over k of x[m, k] * weights[n, k], for the M rows of a block: every weight is read once for them.
 // A block makes COLUMNS of y; its warps share the k among them, 64 at a time in turn. A warp copies its own parts of w and
 // x ahead into a ring of STAGES parts in shared memory, and waits for nobody until the end. It multiplies 16 weights'
 // rows by 8 rows of x at a time. Which k stands where in a product is free as long as both sides agree: a lane takes 16
 // bytes of each side. Every other row has its halves the other way round, so that lanes read from banks of their own.
 // What a row gives does not depend on how many there are. GATED, the first half of w are gates of the other, and a block
 // makes half as many columns, of both.
-  extern __shared__ uint4 shared_ring[];
+  extern __shared__ uint4 shared_start[];
   constexpr int ROW = 8;  // of a part, in 16 bytes
   constexpr int EIGHTS = COLUMNS / 8;
   constexpr int PART = (COLUMNS + 8 * TILES) * ROW;
   constexpr int MADE = GATED ? COLUMNS / 2 : COLUMNS;
-  const int M = x_shape[0], K = x_shape[1], N = w_shape[0] / (COLUMNS / MADE);
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int piece = lane & 3, row = lane >> 2;
   const int n0 = blockIdx.x * MADE;
   const int parts = K / 64;
-  uint4* ring = shared_ring + warp * STAGES * PART;
+  uint4* ring = shared_start + warp * STAGES * PART;
   const int copied = lane & 7, copied_row = lane >> 3;
   auto fetch = [&](int part, int stage) {
     uint4* to = ring + stage * PART;
@@ -24,13 +23,13 @@
     for (int i = 0; i < COLUMNS / 4; i++) {
       const int r = copied_row + 4 * i;
       const long long n = r < MADE ? min(n0 + r, N - 1) : N + min(n0 + r - MADE, N - 1);
-      copy_ahead(to + r * ROW + (copied ^ ((r & 1) << 2)), w + n * K + k, true);
+      copy_ahead(to + r * ROW + (copied ^ ((r & 1) << 2)), weights + n * K + k, true);
     }
 #pragma unroll
     for (int i = 0; i < 2 * TILES; i++) {
       const int r = copied_row + 4 * i;
       uint4* at = to + (COLUMNS + r) * ROW + (copied ^ ((r & 1) << 2));
-      copy_ahead(at, x + (long long)min(r, M - 1) * K + k, r < M);
+      copy_ahead(at, x + (long long)row_of(r, i) * K + k, r < M);
     }
   };
   float sums[EIGHTS / 2][TILES][4];
@@ -77,7 +76,7 @@
   await_groups<0>();
   __syncthreads();
   constexpr int LINE = COLUMNS + 4;
-  float* shared_sums = reinterpret_cast<float*>(shared_ring);
+  float* shared_sums = reinterpret_cast<float*>(shared_start);
 #pragma unroll
   for (int i = 0; i < EIGHTS / 2; i++)
 #pragma unroll
@@ -97,5 +96,5 @@
       sum += line[n];
       if (GATED) up += line[n + MADE];
     }
-    if (m < M && n0 + n < N) out[(long long)m * N + n0 + n] = static_cast<T>(GATED ? gated<T>(sum, up) : sum);
+    if (m < M && n0 + n < N) out[(long long)made_row(m) * N + n0 + n] = static_cast<T>(GATED ? gated<T>(sum, up) : sum);
   }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -16,7 +16,8 @@ PART = 64
 FEW_ROWS_MAX = 32
 
 _TILES = (1, 2, 4)
-_WARPS = 4
+WARPS = 4
+"""Warps of a thread block, which share its inputs."""
 
 
 class Cut(NamedTuple):
@@ -42,7 +43,18 @@ class Cut(NamedTuple):
     def shared_bytes(self) -> int:
         """Shared memory of a thread block: two fit on an H200, and one on every device of compute capability 8 or more,
         which has 99 KiB."""
-        return _WARPS * self.stages * (self.columns + 8 * self.tiles) * PART * 2
+        return WARPS * self.stages * (self.columns + 8 * self.tiles) * PART * 2
+
+    def template(self, dtype: mx.Dtype, *, gated: bool) -> list[tuple[str, Any]]:
+        """Template arguments of plain_product.cu."""
+        return [
+            ("T", dtype),
+            ("TILES", self.tiles),
+            ("COLUMNS", self.columns),
+            ("STAGES", self.stages),
+            ("WARPS", WARPS),
+            ("GATED", gated),
+        ]
 
 
 def fits(inputs: int, dtype: mx.Dtype) -> bool:
@@ -61,8 +73,8 @@ def few_rows(inputs: mx.array, weights: mx.array, *, gated: bool = False) -> mx.
     made = outputs // 2 if gated else outputs
     return _few_rows(cut, inputs.dtype, gated)(
         inputs=[inputs, weights],
-        grid=(-(-outputs // cut.columns) * _WARPS * 32, 1, 1),
-        threadgroup=(_WARPS * 32, 1, 1),
+        grid=(-(-outputs // cut.columns) * WARPS * 32, 1, 1),
+        threadgroup=(WARPS * 32, 1, 1),
         output_shapes=[(rows, made)],
     )[0]
 
@@ -73,16 +85,8 @@ def _few_rows(cut: Cut, dtype: mx.Dtype, is_gated: bool) -> Variant:
         name="plain_product",
         input_names=["x", "w"],
         output_names=["out"],
-        source=kernel_text("plain_product.cu"),
+        source=kernel_text("plain_product_rows.cu", "plain_product.cu"),
         header=kernel_text("tensor_cores.cuh", "plain_product.cuh"),
         shared_memory=cut.shared_bytes,
     )
-    template = [
-        ("T", dtype),
-        ("TILES", cut.tiles),
-        ("COLUMNS", cut.columns),
-        ("STAGES", cut.stages),
-        ("WARPS", _WARPS),
-        ("GATED", is_gated),
-    ]
-    return kernel.variant(template, [dtype, dtype], [dtype])
+    return kernel.variant(cut.template(dtype, gated=is_gated), [dtype, dtype], [dtype])

@@ -232,7 +232,7 @@ class PlainOps:
     def mlp(self, inputs: mx.array, mlp: Gated | Experts) -> mx.array:
         """See `Ops`."""
         if isinstance(mlp, Experts):
-            return self._mixture(inputs, mlp)
+            return self.mixture(inputs, mlp)
         return self.product(self.gated(inputs, mlp.gate_up), mlp.down)
 
     def gated(self, inputs: mx.array, gate_up: tuple[Linear, ...]) -> mx.array:
@@ -320,8 +320,8 @@ class PlainOps:
             measured, name = next((pair for pair in names if rows <= pair[0]), names[-1])
         return self.variants(linear, measured)[name]
 
-    def _mixture(self, inputs: mx.array, experts: Experts) -> mx.array:
-        """The sum of the chosen experts' outputs, weighted by the router."""
+    def mixture(self, inputs: mx.array, experts: Experts) -> mx.array:
+        """The sum of the chosen experts' outputs, weighted by the router, [tokens, dim]."""
         shares = mx.softmax(self.product(inputs, experts.router), axis=-1, precise=True)
         count = experts.per_token
         chosen = mx.argpartition(shares, kth=-count, axis=-1)[..., -count:]

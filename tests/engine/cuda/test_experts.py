@@ -1,0 +1,128 @@
+"""Experts of tokens are chosen, asked and summed up as NumPy does it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.support import cuda_kernels, cuda_on_cpu
+from zmqengine.engine.cuda import experts
+from zmqengine.engine.cuda.plain_products import Cut
+from zmqengine.engine.host.backend import on_cuda
+from zmqengine.engine.models.decoder_weights import Experts, Linear
+
+DIM, INNER = 128, 64
+
+
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The kernels on CUDA; elsewhere their text on the CPU."""
+    if on_cuda():
+        yield
+        return
+    if not cuda_on_cpu.COMPILER:
+        pytest.skip("g++ is not installed")
+    cuda_kernels.stand_in(monkeypatch, as_written=True)
+    yield
+    monkeypatch.undo()
+    cuda_kernels.forget()
+
+
+def mixture_of(
+    count: int, per_token: int, *, normalised: bool = True, dtype: mx.Dtype = mx.bfloat16
+) -> Experts:
+    def weights(*shape: int, seed: int) -> Linear:
+        return Linear((mx.random.normal(shape, key=mx.random.key(seed)) * 0.1).astype(dtype))
+
+    return Experts(
+        weights(count, DIM, seed=1),
+        (weights(count, 2 * INNER, DIM, seed=2),),
+        weights(count, DIM, INNER, seed=3),
+        per_token,
+        normalised,
+    )
+
+
+def inputs_of(tokens: int, count: int, dtype: mx.Dtype = mx.bfloat16) -> tuple[mx.array, mx.array]:
+    """Hidden states, and logits by which some experts have many tokens and some have none."""
+    states = mx.random.normal((tokens, DIM), key=mx.random.key(tokens)).astype(dtype)
+    logits = mx.random.normal((tokens, count), key=mx.random.key(tokens + 1)) * 2
+    return states, (logits - 3 * mx.arange(count) / count).astype(dtype)
+
+
+def wanted(states: mx.array, logits: mx.array, mlp: Experts) -> np.ndarray:
+    x, scores, gate_up, down = (
+        np.array(array.astype(mx.float32))
+        for array in (states, logits, mlp.gate_up[0].weight, mlp.down.weight)
+    )
+    made = np.zeros_like(x)
+    for token, row in enumerate(scores):
+        chosen = np.argsort(-row, kind="stable")[: mlp.per_token]
+        shares = np.exp(row - row.max())
+        shares = shares[chosen] / (shares[chosen] if mlp.normalised else shares).sum()
+        for expert, share in zip(chosen, shares, strict=True):
+            gate, up = np.split(gate_up[expert] @ x[token], 2)
+            made[token] += share * (down[expert] @ (gate / (1 + np.exp(-gate)) * up))
+    return made
+
+
+def as_numpy(array: mx.array) -> np.ndarray:
+    return np.array(array.astype(mx.float32))
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 70])
+@pytest.mark.parametrize(("count", "per_token", "normalised"), [(8, 2, True), (40, 8, False), (3, 3, True)])
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16], ids=str)
+def test_tokens_get_their_experts(
+    tokens: int, count: int, per_token: int, normalised: bool, dtype: mx.Dtype
+) -> None:
+    """With experts that have no token, and with those that have more than a tile."""
+    mlp = mixture_of(count, per_token, normalised=normalised, dtype=dtype)
+    states, logits = inputs_of(tokens, count, dtype)
+    got, expected = as_numpy(experts.mixture(states, logits, mlp)), wanted(states, logits, mlp)
+    # Two products and their inputs are rounded to the type, 8 or 11 bits.
+    assert np.linalg.norm(got - expected) / np.linalg.norm(expected) < (
+        0.01 if dtype == mx.bfloat16 else 0.002
+    )
+
+
+def test_a_token_gets_the_same_whoever_is_beside_it() -> None:
+    """To the last bit, in every tiling."""
+    mlp = mixture_of(4, 2)
+    states, logits = inputs_of(150, 4)
+    whole = as_numpy(experts.mixture(states, logits, mlp))
+    for tokens in (1, 9, 20, 40, 90):
+        found = as_numpy(experts.mixture(states[:tokens], logits[:tokens], mlp))
+        np.testing.assert_array_equal(found, whole[:tokens])
+
+
+def test_a_token_that_is_no_number_spoils_no_other() -> None:
+    """NaN in its state and its logits: the others get what they get without it."""
+    mlp = mixture_of(6, 2)
+    states, logits = inputs_of(12, 6)
+    expected = as_numpy(experts.mixture(states, logits, mlp))
+    states[5], logits[5] = float("nan"), float("nan")
+    got = as_numpy(experts.mixture(states, logits, mlp))
+    assert np.isnan(got[5]).all()
+    np.testing.assert_array_equal(np.delete(got, 5, axis=0), np.delete(expected, 5, axis=0))
+
+
+def test_the_first_of_equal_logits_are_chosen() -> None:
+    """Those of padding are all equal."""
+    mlp = mixture_of(40, 3)
+    states, _ = inputs_of(2, 40)
+    logits = mx.zeros((2, 40), mx.bfloat16)
+    got, expected = as_numpy(experts.mixture(states, logits, mlp)), wanted(states, logits, mlp)
+    np.testing.assert_allclose(got, expected, atol=0.02 * np.abs(expected).max())
+
+
+def test_every_tiling_fits_a_thread_block() -> None:
+    """99 KiB of shared memory, for the parts and for the sums of the warps."""
+    for mean in (1, 5, 6, 12, 13, 26, 27, 1000):
+        cut = experts._cut(mean)
+        assert isinstance(cut, Cut)
+        assert cut.shared_bytes <= 99 * 1024
+        assert 4 * 4 * 8 * cut.tiles * (cut.columns + 4) <= cut.shared_bytes

@@ -1,0 +1,136 @@
+"""Mixtures of experts with weights in half precision on CUDA: five kernels for any number of tokens.
+
+MLX makes some twenty launches of it, and its products of sorted tokens read weights without alignment. Here one kernel
+chooses experts and orders the pairs of token and expert by expert, the two products read the weights of each chosen
+expert by the kernel of `plain_products`, and one sums up.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import mlx.core as mx
+
+from zmqengine.engine.cuda import plain_products
+from zmqengine.engine.cuda.kernel import Kernel, Variant
+from zmqengine.engine.cuda.kernel_text import kernel_text
+from zmqengine.engine.cuda.plain_products import WARPS, Cut
+from zmqengine.engine.models.decoder_weights import Experts, Linear
+
+# A lane keeps the logits of an eighth of them in registers, and a warp has a lane for each expert of a token.
+_EXPERTS_MAX, _PER_TOKEN_MAX = 256, 32
+_ROUTE_THREADS, _SUM_THREADS = 1024, 128
+# Numbers of a tile: its expert, its first pair, and the one behind its last.
+_TILE = 3
+
+
+def supports(experts: Experts) -> bool:
+    """Whether `mixture` supports these weights."""
+    products = [*experts.gate_up, experts.down]
+    return (
+        len(experts.gate_up) == 1
+        and not any(linear.bits or linear.bias is not None for linear in products)
+        and all(plain_products.fits(linear.inputs, linear.dtype) for linear in products)
+        and experts.router.outputs <= _EXPERTS_MAX
+        and experts.per_token <= _PER_TOKEN_MAX
+    )
+
+
+def mixture(inputs: mx.array, logits: mx.array, experts: Experts) -> mx.array:
+    """The outputs of the chosen experts of each token, summed by their shares: [tokens, dim].
+
+    `inputs` [tokens, dim]; `logits` [tokens, experts], by which they are chosen. A token's result does not depend on
+    the number of tokens.
+    """
+    (tokens, count), per_token = logits.shape, experts.per_token
+    pairs = tokens * per_token
+    cut = _cut(pairs / min(pairs, count))
+    tiles = pairs // (8 * cut.tiles) + min(pairs, count)
+    shares, _, order, table = _route(count, per_token, experts.normalised, 8 * cut.tiles, logits.dtype)(
+        inputs=[logits],
+        grid=(_ROUTE_THREADS, 1, 1),
+        threadgroup=(_ROUTE_THREADS, 1, 1),
+        output_shapes=[(pairs,), (pairs,), (pairs,), (tiles * _TILE,)],
+    )
+    (gate_up,) = experts.gate_up
+    gated = _multiply(inputs, gate_up, order, table, pairs, per_token, cut, gated=True)
+    made = _multiply(gated, experts.down, order, table, pairs, per_token, cut, gated=False)
+    dim = made.shape[1]
+    (found,) = _sum(dim, per_token, inputs.dtype)(
+        inputs=[made, shares],
+        grid=(-(-dim // (2 * _SUM_THREADS)) * _SUM_THREADS, tokens, 1),
+        threadgroup=(_SUM_THREADS, 1, 1),
+        output_shapes=[(tokens, dim)],
+    )
+    return found
+
+
+def _cut(mean: float) -> Cut:
+    """The tiling for `mean` tokens an expert: those of most experts fit in one tile."""
+    if mean <= 5:
+        return Cut(1, 32, 3)
+    if mean <= 12:
+        return Cut(2, 32, 3)
+    if mean <= 26:
+        return Cut(4, 32, 3)
+    return Cut(8, 32, 2)
+
+
+def _multiply(
+    rows: mx.array,
+    linear: Linear,
+    order: mx.array,
+    table: mx.array,
+    pairs: int,
+    per_token: int,
+    cut: Cut,
+    *,
+    gated: bool,
+) -> mx.array:
+    outputs = linear.outputs
+    return _product(cut, rows.dtype, per_token, gated)(
+        inputs=[rows, linear.weight, order, table],
+        grid=(-(-outputs // cut.columns) * WARPS * 32, table.shape[0] // _TILE, 1),
+        threadgroup=(WARPS * 32, 1, 1),
+        output_shapes=[(pairs, outputs // 2 if gated else outputs)],
+    )[0]
+
+
+@lru_cache(maxsize=64)
+def _route(experts: int, per_token: int, normalised: bool, rows: int, dtype: mx.Dtype) -> Variant:
+    kernel = Kernel(
+        name="experts_route",
+        input_names=["logits"],
+        output_names=["shares", "chosen", "order", "tiles"],
+        source=kernel_text("experts_route.cu"),
+        header=kernel_text("tensor_cores.cuh", "experts_route.cuh"),
+    )
+    template = [("P", dtype), ("E", experts), ("PER", per_token), ("NORMALISED", normalised), ("ROWS", rows)]
+    return kernel.variant(template, [dtype], [mx.float32, mx.int32, mx.int32, mx.int32])
+
+
+@lru_cache(maxsize=64)
+def _product(cut: Cut, dtype: mx.Dtype, per_token: int, is_gated: bool) -> Variant:
+    kernel = Kernel(
+        name="experts_product",
+        input_names=["x", "w", "order", "tiles"],
+        output_names=["out"],
+        source=kernel_text("experts_rows.cu", "plain_product.cu"),
+        header=kernel_text("tensor_cores.cuh", "plain_product.cuh"),
+        shared_memory=cut.shared_bytes,
+    )
+    template = [*cut.template(dtype, gated=is_gated), ("PER", per_token)]
+    return kernel.variant(template, [dtype, dtype, mx.int32, mx.int32], [dtype])
+
+
+@lru_cache(maxsize=16)
+def _sum(dim: int, per_token: int, dtype: mx.Dtype) -> Variant:
+    kernel = Kernel(
+        name="experts_sum",
+        input_names=["made", "shares"],
+        output_names=["out"],
+        source=kernel_text("experts_sum.cu"),
+        header=kernel_text("tensor_cores.cuh"),
+    )
+    template = [("P", dtype), ("D", dim), ("PER", per_token), ("THREADS", _SUM_THREADS)]
+    return kernel.variant(template, [dtype, mx.float32], [dtype])
