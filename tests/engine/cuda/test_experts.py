@@ -13,6 +13,7 @@ from zmqengine.engine.cuda import experts
 from zmqengine.engine.cuda.plain_products import Cut
 from zmqengine.engine.host.backend import on_cuda
 from zmqengine.engine.models.decoder_weights import Experts, Linear
+from zmqengine.engine.models.ops import PlainOps
 
 DIM, INNER = 128, 64
 
@@ -89,6 +90,25 @@ def test_tokens_get_their_experts(
     )
 
 
+def test_operations_of_mlx_agree() -> None:
+    """Also for so many pairs that they are sorted; on a CPU they have no half precision."""
+    dtype = mx.bfloat16 if on_cuda() else mx.float32
+    mlp = mixture_of(12, 4, dtype=dtype)
+    router, (gate_up,), down, per_token, normalised = mlp
+    turned = (
+        linear._replace(transposed=linear.weight.swapaxes(-1, -2)) for linear in (router, gate_up, down)
+    )
+    router, gate_up, down = turned
+    mlp = Experts(router, (gate_up,), down, per_token, normalised)
+    for tokens in (3, 40):
+        states, _ = inputs_of(tokens, 12, dtype)
+        got = as_numpy(PlainOps().mixture(states, mlp))
+        expected = wanted(states, states @ router.weight.T, mlp)
+        # Rounding may tip the choice of an expert.
+        errors = np.linalg.norm(got - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
+        assert np.median(errors) < (0.02 if dtype == mx.bfloat16 else 1e-5)
+
+
 def test_a_token_gets_the_same_whoever_is_beside_it() -> None:
     """To the last bit, in every tiling."""
     mlp = mixture_of(4, 2)
@@ -121,7 +141,7 @@ def test_the_first_of_equal_logits_are_chosen() -> None:
 
 def test_every_tiling_fits_a_thread_block() -> None:
     """99 KiB of shared memory, for the parts and for the sums of the warps."""
-    for mean in (1, 5, 6, 12, 13, 26, 27, 1000):
+    for mean in (1, 8, 9, 16, 17, 1000):
         cut = experts._cut(mean)
         assert isinstance(cut, Cut)
         assert cut.shared_bytes <= 99 * 1024

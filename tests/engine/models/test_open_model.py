@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from mlx_lm.models import llama
 
-from tests.engine.models.families import FAMILY, build_packed
+from tests.engine.models.families import FAMILY, MOE, build_packed
 from tests.engine.models.test_decoder import alike, steps
 from tests.support import cuda_kernels
 from tests.support.models import LLAMA, MIXTURE, VOCAB_SIZE, build_model
@@ -24,6 +24,7 @@ from zmqengine.engine.host.backend import on_cuda
 from zmqengine.engine.load import open_model as opening
 from zmqengine.engine.load.open_model import open_model
 from zmqengine.engine.models.decoder import DecoderModel
+from zmqengine.engine.models.decoder_weights import Experts
 from zmqengine.engine.models.ops import PlainOps
 
 ROWS = [1, 2, 4, 256]
@@ -91,10 +92,42 @@ class WrongOps(PlainOps):
         return total, total
 
 
-def test_kernels_that_compute_something_else_are_not_used(caplog: pytest.LogCaptureFixture) -> None:
+class TippedOps(PlainOps):
+    """Chooses other experts for some of the tokens, as rounding does."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self._share = share
+        self._seen = 0
+
+    def mixture(self, inputs: mx.array, mlp: Experts) -> mx.array:
+        numbers = mx.arange(self._seen, self._seen + inputs.shape[0])
+        self._seen += inputs.shape[0]
+        router = mlp.router
+        # The experts with the least logits, for every so many of the tokens.
+        turned = router._replace(scales=-router.scales, biases=-router.biases)  # type: ignore[operator]
+        is_tipped = numbers % 10 < round(10 * self._share)
+        other = super().mixture(inputs, mlp._replace(router=turned))
+        return mx.where(is_tipped[:, None], other, super().mixture(inputs, mlp))
+
+
+@pytest.mark.parametrize(("share", "are_used"), [(0.1, True), (0.9, False)])
+def test_kernels_may_choose_other_experts_for_few_tokens(share: float, are_used: bool) -> None:
+    """As rounding does; what is wrong is wrong for most."""
+    reference, ops = PlainOps(), TippedOps(share)
+    model = build_packed(MOE, "4 bits by 64")
+    model.set_dtype(mx.float16)
+    found = open_model(model, ops, reference)
+    assert found.model.ops is (ops if are_used else reference)
+
+
+@pytest.mark.parametrize("config", [LLAMA, MOE])
+def test_kernels_that_compute_something_else_are_not_used(
+    config: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     """MLX's operations are taken instead."""
     reference = PlainOps()
-    found = open_model(build_model(LLAMA), WrongOps(), reference)
+    found = open_model(build_model(config), WrongOps(), reference)
     assert found.model.ops is reference
     assert "kernels for this device differ from the reference" in caplog.text
     assert "differ" in found.facts["model_code"]

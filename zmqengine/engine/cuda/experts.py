@@ -66,14 +66,10 @@ def mixture(inputs: mx.array, logits: mx.array, experts: Experts) -> mx.array:
 
 
 def _cut(mean: float) -> Cut:
-    """The tiling for `mean` tokens an expert: those of most experts fit in one tile."""
-    if mean <= 5:
-        return Cut(1, 32, 3)
-    if mean <= 12:
-        return Cut(2, 32, 3)
-    if mean <= 26:
-        return Cut(4, 32, 3)
-    return Cut(8, 32, 2)
+    """The fastest tiling on an H200 for `mean` tokens an expert, 64 experts of 2,048 by 768."""
+    if mean <= 8:
+        return Cut(1, 64, 2)
+    return Cut(2, 32, 3) if mean <= 16 else Cut(4, 64, 2)
 
 
 def _multiply(

@@ -16,9 +16,10 @@ from zmqengine.engine.autotune.products import tune_products
 from zmqengine.engine.autotune.saved_choices import SavedChoices
 from zmqengine.engine.host.rounding import differ_by_rounding
 from zmqengine.engine.models.decoder import WIDTH_MAX, DecoderModel
-from zmqengine.engine.models.decoder_weights import NotOfTheFamily, read_weights
+from zmqengine.engine.models.decoder_weights import Experts, NotOfTheFamily, read_weights
 from zmqengine.engine.models.ops import Ops
 from zmqengine.engine.models.segment import Segment
+from zmqengine.engine.models.tree import kind_of
 
 log = logging.getLogger("zmqengine.engine")
 
@@ -33,6 +34,8 @@ _WIDTHS = (2, 4, WIDTH_MAX, 1)
 _PROMPT_LOGITS = 40
 # Relative to the size of float32 logits. TF32 rounds each product at 1 part in 2,048; a wrong factor errs by more.
 _EXACT_TOLERANCE = 0.01
+# Rounding to bfloat16 exchanges the last expert that is chosen of 64 or 128 in 3 to 4 % of the tokens of a layer.
+_SHARE_OF_EXPERTS = 0.7
 
 
 @dataclass(frozen=True)
@@ -98,29 +101,48 @@ def open_model(
 
 def _on_kernels(decoder: DecoderModel, ops: Ops, *, is_exact: bool) -> tuple[DecoderModel, str]:
     """The fastest decoder on `ops` whose logits agree with those of `decoder`, else that one; and its description."""
-    wanted = _many_logits(decoder)
+    weights, reference, share = decoder.weights, decoder, 1.0
+    if any(isinstance(layer.mlp, Experts) for layer in weights.layers):
+        # After all layers hardly a token has the same experts: one layer of each kind is compared, in most tokens.
+        layers = tuple({kind_of(layer): layer for layer in weights.layers}.values())
+        weights, share = weights._replace(layers=layers), _SHARE_OF_EXPERTS
+        reference = DecoderModel(weights, decoder.ops)
+    wanted = _many_logits(reference)
+
+    def agrees(*, traces_attention: bool) -> bool:
+        tried = DecoderModel(weights, ops, traces_attention=traces_attention)
+        return _alike(wanted, lambda: _many_logits(tried), is_exact=is_exact, share=share)
+
     tuned = DecoderModel(decoder.weights, ops)
-    if _alike(wanted, lambda: _many_logits(tuned), is_exact=is_exact):
+    if agrees(traces_attention=True):
         return tuned, "ours"
-    if tuned.traced_attention is not None:
+    if tuned.traced_attention is not None and agrees(traces_attention=False):
+        log.warning("traced attention differs from the reference; it is called apart in every layer")
         apart = DecoderModel(decoder.weights, ops, traces_attention=False)
-        if _alike(wanted, lambda: _many_logits(apart), is_exact=is_exact):
-            log.warning("traced attention differs from the reference; it is called apart in every layer")
-            return apart, "ours, with attention apart: traced it differs"
+        return apart, "ours, with attention apart: traced it differs"
     log.warning("kernels for this device differ from the reference; MLX's operations run this model")
     return decoder, "ours, with MLX's operations: kernels for this device differ"
 
 
 def _alike(
-    wanted: Sequence[np.ndarray], compute: Callable[[], Sequence[np.ndarray]], *, is_exact: bool
+    wanted: Sequence[np.ndarray],
+    compute: Callable[[], Sequence[np.ndarray]],
+    *,
+    is_exact: bool,
+    share: float = 1.0,
 ) -> bool:
-    """Whether logits differ by rounding only. `is_exact` (a float32 model) adds a sharper bound."""
+    """Whether logits differ by rounding only, in this share of all rows. `is_exact` (a float32 model) adds a sharper
+    bound."""
     try:
         got = compute()
     except Exception as error:  # noqa: BLE001 - whatever it raises, it is not to be used
         log.warning("the decoder fails", extra={"reason": str(error)[:200]})
         return False
-    if len(got) != len(wanted) or not all(map(differ_by_rounding, wanted, got)):
+    if [logits.shape for logits in got] != [logits.shape for logits in wanted]:
+        return False
+    if share < 1:
+        wanted, got = [np.concatenate(wanted)], [np.concatenate(got)]
+    if not all(differ_by_rounding(one, other, share) for one, other in zip(wanted, got, strict=True)):
         return False
     return not is_exact or all(map(_nearly_equal, wanted, got))
 

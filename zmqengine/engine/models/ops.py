@@ -423,7 +423,9 @@ def _each_expert(inputs: mx.array, chosen: mx.array, experts: Experts) -> mx.arr
         # Sorted by expert, so that tokens of one expert are adjacent.
         flat = chosen.reshape(-1)
         order = mx.argsort(flat)
-        by_token, chosen = inputs[order // count][:, None], flat[order]
+        # The axis is inserted before the look-up: a view with one behind it is read wrongly by MLX's products of sorted
+        # rows (github.com/ml-explore/mlx/issues/4253).
+        by_token, chosen = inputs[:, None][order // count], flat[order]
     parts = [_of_experts(by_token, linear, chosen, is_sorted=is_sorted) for linear in experts.gate_up]
     gate, up = parts if len(parts) == 2 else mx.split(parts[0], 2, axis=-1)
     found = _of_experts(swiglu(gate, up), experts.down, chosen, is_sorted=is_sorted)
