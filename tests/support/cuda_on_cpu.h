@@ -159,12 +159,6 @@ static void multiply(float* sum, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t
 using SharedPlace = uint64_t;
 static SharedPlace shared_place(const void* pointer) { return (SharedPlace)pointer; }
 static void begin_copy(SharedPlace to, const void* from) { memcpy((void*)to, from, 16); }
-static void copy_ahead(void* to, const void* from, bool are_there) {
-  are_there ? memcpy(to, from, 16) : memset(to, 0, 16);
-}
-static void end_group() {}
-template <int LEFT>
-static void await_groups() {}
 static void wait_for_copies() {}
 template <bool ACROSS>
 static void load(uint32_t* to, SharedPlace place) {
@@ -193,6 +187,50 @@ template <typename T>
 static void numbers_of(uint32_t both, float& low, float& high) {
   low = half_of<T>(both, 0);
   high = half_of<T>(both, 1);
+}
+
+// In place of copies_ahead.cuh. A copy arrives when it is awaited, in any case no sooner.
+struct Copy {
+  void* to;
+  uint4 numbers;
+  int group;
+};
+static std::vector<Copy> copies_of[1024];
+static int groups_of[1024];
+static void copy_ahead(void* to, const void* from, bool are_there) {
+  uint4 numbers = {};
+  if (are_there) memcpy(&numbers, from, 16);
+  copies_of[threadIdx.x].push_back({to, numbers, groups_of[threadIdx.x]});
+}
+static void end_group() { groups_of[threadIdx.x]++; }
+template <int LEFT>
+static void await_groups() {
+  std::vector<Copy>& copies = copies_of[threadIdx.x];
+  const int arrived = groups_of[threadIdx.x] - LEFT;
+  for (const Copy& copy : copies)
+    if (copy.group < arrived) memcpy(copy.to, &copy.numbers, 16);
+  std::erase_if(copies, [&](const Copy& copy) { return copy.group < arrived; });
+}
+
+// In place of text_product.cuh. Fragments as in PTX ISA 9.7.14, mma.m16n8k8 with tf32, which reads 19 bits of an operand.
+static constexpr uint32_t tf32_bits = 0xffffe000;
+static uint32_t to_tf32(float number) {
+  const uint32_t whole = bits<uint32_t>(number);
+  // To the nearest, halves away from zero; the sum carries into the exponent.
+  return std::isfinite(number) ? (whole + 0x1000) & tf32_bits : whole;
+}
+static void multiply_tf32(float* sum, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+  const Sums found = exchange({a0, a1, a2, a3, b0, b1}, [](auto lanes, int lane) {
+    Sums sums = {};
+    for (int c = 0; c < 4; c++) {
+      const int row = lane / 4 + 8 * (c / 2), column = lane % 4 * 2 + c % 2;
+      for (int k = 0; k < 8; k++)
+        sums.at[c] += bits<float>(lanes[row % 8 * 4 + k % 4][row / 8 + 2 * (k / 4)] & tf32_bits) *
+            bits<float>(lanes[column * 4 + k % 4][4 + k / 4] & tf32_bits);
+    }
+    return sums;
+  });
+  for (int c = 0; c < 4; c++) sum[c] += found.at[c];
 }
 
 namespace cooperative_groups {}

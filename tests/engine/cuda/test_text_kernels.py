@@ -117,16 +117,41 @@ def test_a_text_is_pooled_alone(largest: bool) -> None:
     np.testing.assert_allclose(got, [*expected, np.zeros(200)], atol=1e-6)
 
 
-@pytest.mark.parametrize(("inputs", "outputs"), [(260, 13), (64, 40)])
-@pytest.mark.parametrize("count", [1, 32, 45])
-def test_a_product_has_its_bias_activation_and_sum(inputs: int, outputs: int, count: int) -> None:
-    """In full and in partial blocks; each of the three, and two together."""
+def rounded(array: mx.array) -> np.ndarray:
+    """Numbers with the 10 bits of mantissa of TF32, the nearest; their products are exact in float32."""
+    words = np.array(array, np.float32).view(np.uint32)
+    return ((words + 0x1000) & 0xFFFFE000).view(np.float32).astype(np.float64)
+
+
+def within_tf32(got: mx.array, rows: mx.array, weights: mx.array, added: mx.array | float = 0.0) -> None:
+    """A product whose factors are rounded by 1 part in 2,048 each, which may be 1 in 1,024 of every term of a sum."""
+    exact, weight = np.array(rows, np.float64), np.array(weights, np.float64)
+    bound = np.abs(exact) @ np.abs(weight).T / 1024 + 1e-4
+    assert (np.abs(np.array(got) - (exact @ weight.T + np.array(added))) <= bound).all()
+
+
+@pytest.fixture(params=text_kernels._TILES)
+def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> text_kernels.Tile:
+    """Each of the tiles, for products of any size."""
+    monkeypatch.setattr(text_kernels, "_TILES", (request.param,))
+    found: text_kernels.Tile = request.param
+    return found
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(900, 13), (64, 72)])
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_a_product_has_its_bias_activation_and_sum(
+    tile: text_kernels.Tile, inputs: int, outputs: int, blocks: int
+) -> None:
+    """In full and in partial blocks, of more parts than are in shared memory and of fewer; each of the three, and two
+    together."""
+    count = (blocks - 1) * tile.rows + 5
     rows, weights, bias, added = (
         mx.random.normal(shape, key=mx.random.key(seed))
         for seed, shape in enumerate([(count, inputs), (outputs, inputs), (outputs,), (count, outputs)])
     )
-    plain = rows @ weights.T / 20
     weights = weights / 20
+    plain = mx.array((rounded(rows) @ rounded(weights).T).astype(np.float32))
     for got, wanted in (
         (text_kernels.multiply(rows, weights.T, None), plain),
         (text_kernels.multiply(rows, weights.T, bias), plain + bias),
@@ -134,24 +159,34 @@ def test_a_product_has_its_bias_activation_and_sum(inputs: int, outputs: int, co
         (text_kernels.multiply(rows, weights.T, None, added=added), plain + added),
     ):
         np.testing.assert_allclose(np.array(got), np.array(wanted), rtol=1e-4, atol=1e-5)
+    within_tf32(text_kernels.multiply(rows, weights.T, None), rows, weights)
 
 
-@pytest.mark.parametrize("count", [1, 37])
-def test_a_product_norms_the_sums_of_another(count: int) -> None:
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_a_product_norms_the_sums_of_another(tile: text_kernels.Tile, blocks: int) -> None:
     """The norm applies to the rows, or to the added array; sums far from 0 keep their precision."""
-    width, outputs = 264, 16
+    count, width, outputs = (blocks - 1) * tile.rows + 5, 264, 16
     shapes = [(count, 64), (width, 64), (count, width), (outputs, width), (width,), (width,)]
     rows, weights, added, more, factor, term = (
         mx.random.normal(shape, key=mx.random.key(seed)) for seed, shape in enumerate(shapes)
     )
     added = added + 100
+    made = mx.array((rounded(rows) @ rounded(weights).T).astype(np.float32))
     sums, stats = text_kernels.sum_up(rows, weights.T, None, added, None)
     norm = NormOfSums(stats, factor, term, 1e-12)
-    wanted = added + rows @ weights.T
-    normed = mx.fast.layer_norm(wanted, factor, term, 1e-12)
-    np.testing.assert_allclose(np.array(sums), np.array(wanted), rtol=1e-5)
-    got = text_kernels.multiply(sums, more.T, None, norm=norm)
-    np.testing.assert_allclose(np.array(got), np.array(normed @ more.T), rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(np.array(sums), np.array(added + made), rtol=1e-5)
+    normed = mx.fast.layer_norm(added + made, factor, term, 1e-12)
+    within_tf32(text_kernels.multiply(sums, more.T, None, norm=norm), normed, more)
     again, _ = text_kernels.sum_up(rows, weights.T, factor, sums, norm)
-    expected = normed + rows @ weights.T + factor
-    np.testing.assert_allclose(np.array(again), np.array(expected), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(np.array(again), np.array(normed + made + factor), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("count", "outputs", "rows"),
+    [(32, 1152, 32), (32, 384, 16), (224, 1152, 64), (224, 384, 32), (1792, 384, 128), (1, 8, 16)],
+)
+def test_the_tile_of_a_product_is_the_largest_that_fills_half_of_the_device(
+    count: int, outputs: int, rows: int
+) -> None:
+    """By the products of a BERT of width 384, of 1, 8 and 64 texts; the smallest where none does."""
+    assert text_kernels.Tile.of(count, outputs).rows == rows

@@ -112,7 +112,7 @@ def _product(cut: Cut, dtype: mx.Dtype, per_token: int, is_gated: bool) -> Varia
         input_names=["x", "w", "order", "tiles"],
         output_names=["out"],
         source=kernel_text("experts_rows.cu", "plain_product.cu"),
-        header=kernel_text("tensor_cores.cuh", "plain_product.cuh"),
+        header=kernel_text("tensor_cores.cuh", "copies_ahead.cuh", "plain_product.cuh"),
         shared_memory=cut.shared_bytes,
     )
     template = [*cut.template(dtype, gated=is_gated), ("PER", per_token)]

@@ -86,7 +86,7 @@ def _few_rows(cut: Cut, dtype: mx.Dtype, is_gated: bool) -> Variant:
         input_names=["x", "w"],
         output_names=["out"],
         source=kernel_text("plain_product_rows.cu", "plain_product.cu"),
-        header=kernel_text("tensor_cores.cuh", "plain_product.cuh"),
+        header=kernel_text("tensor_cores.cuh", "copies_ahead.cuh", "plain_product.cuh"),
         shared_memory=cut.shared_bytes,
     )
     return kernel.variant(cut.template(dtype, gated=is_gated), [dtype, dtype], [dtype])

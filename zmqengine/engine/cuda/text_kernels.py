@@ -1,12 +1,13 @@
 """Look-ups, attention, pools and products of texts one after the other, in float32 on CUDA, each in one kernel.
 
 MLX has no kernel for all of attention there: with the copies that its products make of heads, it launches seven or
-eight. Its products are cuBLAS's, which takes the host twice the time of a kernel.
+eight. Its products are cuBLAS's, which takes the host twice the time of a kernel. Those here round factors to TF32.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -19,14 +20,50 @@ from zmqengine.engine.models.text_ops import NormOfSums, Tables
 
 _LANES = 32
 _THREADS = 128
-# Threads of a block of the product, and its outputs.
-_PRODUCT_THREADS, _OUTPUTS = 256, 8
+# Threads of a block of the product, and its shared memory: two fit on an H200, and one on every device of compute
+# capability 8 or more, which has 99 KiB.
+_PRODUCT_THREADS, _RING_BYTES = 256, 72 << 10
+# Columns that a statistic of sums is of.
+_GROUP = 8
 # Floats that a lane loads at a time.
 _FOUR = 4
 # A lane keeps a query and the sums for it in registers, of which it has 255.
 _DIM_MAX = 64
 # More than any text has tokens.
 _NO_WINDOW = 1 << 30
+
+
+class Tile(NamedTuple):
+    """The part of a product that a thread block computes, and the warps that share its rows, columns and factors."""
+
+    rows: int
+    columns: int
+    row_warps: int
+    column_warps: int
+    factor_warps: int
+
+    @classmethod
+    def of(cls, count: int, outputs: int) -> Tile:
+        """The tile for `count` rows.
+
+        Each has four times the numbers of the next smaller one and reads half as much for each of them, so it takes
+        twice the time: no more than four times the blocks, once its own are half of a device's multiprocessors.
+        """
+        for tile in _TILES:
+            if -(-count // tile.rows) * -(-outputs // tile.columns) >= _BLOCKS_MIN:
+                return tile
+        return _TILES[-1]
+
+    @property
+    def stages(self) -> int:
+        """Parts of the factors in shared memory: as in text_product.cu."""
+        part = max(32, 16 * self.factor_warps)
+        return _RING_BYTES // (4 * part * (self.rows + self.columns))
+
+
+_TILES = Tile(128, 64, 4, 2, 1), Tile(64, 32, 2, 1, 4), Tile(32, 16, 1, 1, 8), Tile(16, 8, 1, 1, 8)
+# Half of the 132 multiprocessors of an H200.
+_BLOCKS_MIN = 66
 
 
 def embed(tokens: mx.array, texts: mx.array, tables: Tables) -> tuple[mx.array, mx.array, mx.array]:
@@ -109,7 +146,7 @@ def multiply(
     gelu: bool = False,
     norm: NormOfSums | None = None,
 ) -> mx.array:
-    """The product of few `rows` [count, inputs] with `weights`, a view [inputs, outputs] of an array [outputs, inputs].
+    """The product of `rows` [count, inputs] with `weights`, a view [inputs, outputs] of an array [outputs, inputs].
 
     The `bias` [outputs] is added first, then GELU is applied if asked for, then `added` [count, outputs]. The `norm`
     applies to `added`, or without it to the rows.
@@ -119,7 +156,7 @@ def multiply(
 
 def sums_up(outputs: int) -> bool:
     """Whether `sum_up` supports products of `outputs` columns."""
-    return outputs % _OUTPUTS == 0
+    return outputs % _GROUP == 0
 
 
 def sum_up(
@@ -141,10 +178,10 @@ def _multiply(
     told: bool,
 ) -> list[mx.array]:
     count, outputs = rows.shape[0], weights.shape[1]
-    blocks = -(-outputs // _OUTPUTS)
+    tile = Tile.of(count, outputs)
     nothing = scalar(0.0)
     eps = None if norm is None else norm.eps
-    variant = _product(rows.shape[1], bias is not None, gelu, added is not None, eps, told)
+    variant = _product(tile, rows.shape[1], bias is not None, gelu, added is not None, eps, told)
     return variant(
         inputs=[
             rows,
@@ -153,9 +190,9 @@ def _multiply(
             nothing if added is None else added,
             *((nothing,) * 3 if norm is None else norm[:3]),
         ],
-        grid=(blocks * _PRODUCT_THREADS, -(-count // _LANES), 1),
+        grid=(-(-outputs // tile.columns) * _PRODUCT_THREADS, -(-count // tile.rows), 1),
         threadgroup=(_PRODUCT_THREADS, 1, 1),
-        output_shapes=[(count, outputs), *[(count, blocks, 2)] * told],
+        output_shapes=[(count, outputs), *[(count, outputs // _GROUP, 2)] * told],
     )
 
 
@@ -193,17 +230,24 @@ def _attention(dim: int, window: int, sloped: bool) -> Variant:
 
 
 @cache
-def _product(inputs: int, biased: bool, gelu: bool, added: bool, eps: float | None, told: bool) -> Variant:
+def _product(
+    tile: Tile, inputs: int, biased: bool, gelu: bool, added: bool, eps: float | None, told: bool
+) -> Variant:
     stats = ["text_product_stats.cu"] if told else []
     names = ["rows", "weights", "bias", "added", "stats", "norm_weight", "norm_bias"]
     kernel = Kernel(
         name="text_product_told" if told else "text_product",
         input_names=names,
         output_names=["out", "told"] if told else ["out"],
-        source=kernel_text("text_product.cu", *stats),
+        # The text ends in the loop over a block's sums.
+        source=kernel_text("text_product.cu", *stats) + "}\n",
+        header=kernel_text("copies_ahead.cuh", "text_product.cuh"),
         ensure_row_contiguous=False,
+        shared_memory=_RING_BYTES,
     )
     template = [
+        ("ROWS", tile.rows), ("COLUMNS", tile.columns), ("ROW_WARPS", tile.row_warps),
+        ("COLUMN_WARPS", tile.column_warps), ("K_WARPS", tile.factor_warps), ("STAGES", tile.stages),
         ("K", inputs), ("BIAS", biased), ("GELU", gelu), ("ADDED", added), ("NORMED", eps is not None),
         ("EPS", bits_of(eps or 0.0)),
     ]  # fmt: skip

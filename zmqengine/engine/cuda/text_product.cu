@@ -1,101 +1,149 @@
-// A product of some rows with weights [outputs, K], in float32. A block takes 32 rows and 8 outputs, a lane a row, and a
-// warp an eighth of each piece of K: all its lanes read the same weights. The next piece is loaded meanwhile. The rows, or
-// the array added to the product, may be normalised first: the product that made them left the mean of each 8 columns, and
-// the sum of the squared differences to it, which are combined here (Chan et al., 1979).
-  constexpr int ROWS = 32, OUTPUTS = 8, WARPS = 8, PIECE = 128, FOURS = PIECE / 4, LINE = PIECE + 4;
-  constexpr int EACH = ROWS * FOURS / (WARPS * 32);
+// A product of rows with weights [outputs, K]: factors are rounded to TF32, sums are in float32. A block computes ROWS by
+// COLUMNS of it. Parts of both sides, PART numbers of K, are copied ahead into a ring of STAGES in shared memory; of a part
+// the warps share the rows, the columns and 16 numbers of K at a time, and those of K_WARPS are summed up at the end.
+// Which k stands where in a product of the tensor cores is free as long as both sides agree: a lane takes 16 bytes of each
+// side. Every other line has its halves of 32 numbers the other way round, so that lanes read from banks of their own.
+// The rows, or the array added to the product, may be normalised first: the product that made them left the mean of each 8
+// columns, and the sum of the squared differences to it, which are combined here (Chan et al., 1979).
   struct alignas(16) Four { float at[4]; };
-  __shared__ Four shared_rows[2][ROWS * LINE / 4];
-  __shared__ Four shared_weights[2][OUTPUTS * FOURS];
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  const int count = rows_shape[0], outputs = weights_shape[1];
-  const int output0 = blockIdx.x * OUTPUTS, row0 = blockIdx.y * ROWS;
-  const Four* from_rows = reinterpret_cast<const Four*>(rows);
-  const Four* from_weights = reinterpret_cast<const Four*>(weights);
-  const Four zeros = {0.f, 0.f, 0.f, 0.f};
-  Four next_rows[EACH], next_weights;
+  extern __shared__ uint4 shared_start[];
+  constexpr int GROUP = 8, THREADS = ROW_WARPS * COLUMN_WARPS * K_WARPS * 32;
+  constexpr int PART = K_WARPS > 1 ? K_WARPS * 16 : 32, STEPS = PART / (K_WARPS * 16), PARTS = (K + PART - 1) / PART;
+  constexpr int LINE = PART / 4, STAGE = (ROWS + COLUMNS) * LINE, LINES_AT_ONCE = THREADS / LINE;
+  constexpr int ROW_TILES = ROWS / (16 * ROW_WARPS), COLUMN_TILES = COLUMNS / (8 * COLUMN_WARPS);
+  constexpr bool ROWS_NORMED = NORMED && !ADDED;
   __shared__ float shared_mean[ROWS], shared_by[ROWS];
-  float mean[EACH], by[EACH];
-  auto fetch = [&](int piece) {
-    const int at = piece * FOURS + lane;
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const int piece = lane & 3, line = lane >> 2;
+  const int k_warp = warp % K_WARPS, row_warp = warp / K_WARPS % ROW_WARPS, column_warp = warp / K_WARPS / ROW_WARPS;
+  const int count = rows_shape[0], outputs = weights_shape[1];
+  const int output0 = blockIdx.x * COLUMNS, row0 = blockIdx.y * ROWS;
+  auto fetch = [&](int part, int stage) {
+    const int to = threadIdx.x / LINE, at = threadIdx.x % LINE, k = part * PART + at * 4;
 #pragma unroll
-    for (int e = 0; e < EACH; e++) {
-      const int row = row0 + warp + e * WARPS;
-      next_rows[e] = row < count && at < K / 4 ? from_rows[(long long)row * (K / 4) + at] : zeros;
+    for (int first = 0; first < ROWS + COLUMNS; first += LINES_AT_ONCE) {
+      const bool is_row = first < ROWS;
+      const int index = to + (is_row ? row0 + first : output0 + first - ROWS);
+      const bool is_there = index < (is_row ? count : outputs) && k < K;
+      const float* from = is_row ? rows : weights;
+      uint4* place = shared_start + stage * STAGE + (first + to) * LINE + (at ^ ((to & 1) << 2));
+      copy_ahead(place, is_there ? from + (long long)index * K + k : from, is_there);
     }
-    const int output = output0 + warp;
-    next_weights = output < outputs && at < K / 4 ? from_weights[(long long)output * (K / 4) + at] : zeros;
   };
-  float sums[OUTPUTS];
+  float sums[ROW_TILES][COLUMN_TILES][4];
 #pragma unroll
-  for (int o = 0; o < OUTPUTS; o++) sums[o] = 0.f;
-  constexpr int PIECES = (K + PIECE - 1) / PIECE;
-  fetch(0);
+  for (int i = 0; i < ROW_TILES; i++)
+#pragma unroll
+    for (int j = 0; j < COLUMN_TILES; j++)
+#pragma unroll
+      for (int c = 0; c < 4; c++) sums[i][j][c] = 0.f;
+#pragma unroll
+  for (int stage = 0; stage < STAGES - 1; stage++) {
+    if (stage < PARTS) fetch(stage, stage);
+    end_group();
+  }
+  float mean[ROW_TILES][2], by[ROW_TILES][2];
   if (NORMED) {
     const int groups = stats_shape[1];
-#pragma unroll
-    for (int e = 0; e < EACH; e++) {
-      const int row = row0 + warp + e * WARPS;
-      const float* stat = stats + (long long)row * groups * 2;
+    for (int m = threadIdx.x / 8; m < ROWS; m += THREADS / 8) {
+      const float* stat = stats + (long long)min(row0 + m, count - 1) * groups * 2;
       float all = 0.f, squares = 0.f;
-      for (int g = lane; g < groups && row < count; g += 32) all += stat[2 * g];
-      for (int d = 16; d; d /= 2) all += __shfl_xor_sync(0xffffffffu, all, d);
-      mean[e] = all / groups;
-      for (int g = lane; g < groups && row < count; g += 32) {
-        const float apart = stat[2 * g] - mean[e];
-        squares += stat[2 * g + 1] + OUTPUTS * apart * apart;
+      for (int g = threadIdx.x & 7; g < groups; g += 8) all += stat[2 * g];
+      for (int d = 4; d; d /= 2) all += __shfl_xor_sync(0xffffffffu, all, d);
+      all /= groups;
+      for (int g = threadIdx.x & 7; g < groups; g += 8) {
+        const float apart = stat[2 * g] - all;
+        squares += stat[2 * g + 1] + GROUP * apart * apart;
       }
-      for (int d = 16; d; d /= 2) squares += __shfl_xor_sync(0xffffffffu, squares, d);
-      by[e] = rsqrtf(squares / (groups * OUTPUTS) + __int_as_float(EPS));
-      shared_mean[warp + e * WARPS] = mean[e];
-      shared_by[warp + e * WARPS] = by[e];
+      for (int d = 4; d; d /= 2) squares += __shfl_xor_sync(0xffffffffu, squares, d);
+      shared_mean[m] = all;
+      shared_by[m] = rsqrtf(squares / (groups * GROUP) + __int_as_float(EPS));
     }
-  }
-  for (int piece = 0; piece < PIECES; piece++) {
-    Four* piece_rows = shared_rows[piece & 1];
-    Four* piece_weights = shared_weights[piece & 1];
-    if (NORMED && !ADDED && piece * FOURS + lane < K / 4) {
-      const Four factor = reinterpret_cast<const Four*>(norm_weight)[piece * FOURS + lane];
-      const Four term = reinterpret_cast<const Four*>(norm_bias)[piece * FOURS + lane];
-#pragma unroll
-      for (int e = 0; e < EACH; e++)
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-          next_rows[e].at[j] = (next_rows[e].at[j] - mean[e]) * by[e] * factor.at[j] + term.at[j];
-    }
-#pragma unroll
-    for (int e = 0; e < EACH; e++) piece_rows[(warp + e * WARPS) * (LINE / 4) + lane] = next_rows[e];
-    piece_weights[warp * FOURS + lane] = next_weights;
-    // One barrier is enough: who writes into the other half has passed it, and so have all who read that half before.
     __syncthreads();
-    if (piece + 1 < PIECES) fetch(piece + 1);
 #pragma unroll
-    for (int f = 0; f < FOURS / WARPS; f++) {
-      const int at = warp * (FOURS / WARPS) + f;
-      const Four own = piece_rows[lane * (LINE / 4) + at];
-#pragma unroll
-      for (int o = 0; o < OUTPUTS; o++) {
-        const Four other = piece_weights[o * FOURS + at];
-#pragma unroll
-        for (int j = 0; j < 4; j++) sums[o] += own.at[j] * other.at[j];
-      }
+    for (int i = 0; i < 2 * ROW_TILES; i++) {
+      mean[i / 2][i % 2] = shared_mean[row_warp * ROW_TILES * 16 + i * 8 + line];
+      by[i / 2][i % 2] = shared_by[row_warp * ROW_TILES * 16 + i * 8 + line];
     }
   }
-  __syncthreads();
-  float* shared_sums = reinterpret_cast<float*>(shared_rows);
+  int stage = 0;
+#pragma unroll 1
+  for (int part = 0; part < PARTS; part++) {
+    Four factors[STEPS], terms[STEPS];
+    if (ROWS_NORMED) {
 #pragma unroll
-  for (int o = 0; o < OUTPUTS; o++) shared_sums[(warp * ROWS + lane) * OUTPUTS + o] = sums[o];
-  __syncthreads();
-  float sum = 0.f;
+      for (int step = 0; step < STEPS; step++) {
+        const int k = part * PART + ((k_warp * STEPS + step) * 4 + piece) * 4;
+        factors[step] = terms[step] = {0.f, 0.f, 0.f, 0.f};
+        if (k >= K) continue;
+        factors[step] = *reinterpret_cast<const Four*>(norm_weight + k);
+        terms[step] = *reinterpret_cast<const Four*>(norm_bias + k);
+      }
+    }
+    await_groups<STAGES - 2>();
+    // Who passes this has read the part before: the next one may come into its place.
+    __syncthreads();
+    if (part + STAGES - 1 < PARTS) fetch(part + STAGES - 1, stage == 0 ? STAGES - 1 : stage - 1);
+    end_group();
+    const Four* from = reinterpret_cast<const Four*>(shared_start) + stage * STAGE;
 #pragma unroll
-  for (int w = 0; w < WARPS; w++) sum += shared_sums[w * ROWS * OUTPUTS + threadIdx.x];
-  const int own_row = threadIdx.x / OUTPUTS, row = row0 + own_row, output = output0 + threadIdx.x % OUTPUTS;
-  const bool is_used = row < count && output < outputs;
-  const long long place = (long long)row * outputs + output;
-  if (BIAS && is_used) sum += bias[output];
-  if (GELU) sum = sum * (1.f + erff(sum * 0.70710678f)) * 0.5f;
-  if (ADDED && is_used) {
-    const float other = added[place];
-    sum += NORMED ? (other - shared_mean[own_row]) * shared_by[own_row] * norm_weight[output] + norm_bias[output] : other;
+    for (int step = 0; step < STEPS; step++) {
+      const int at = ((k_warp * STEPS + step) * 4 + piece) ^ ((line & 1) << 2);
+      uint32_t b[COLUMN_TILES][4];
+#pragma unroll
+      for (int j = 0; j < COLUMN_TILES; j++) {
+        const Four four = from[(ROWS + (column_warp * COLUMN_TILES + j) * 8 + line) * LINE + at];
+#pragma unroll
+        for (int c = 0; c < 4; c++) b[j][c] = to_tf32(four.at[c]);
+      }
+#pragma unroll
+      for (int i = 0; i < ROW_TILES; i++) {
+        uint32_t a[2][4];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          const Four four = from[((row_warp * ROW_TILES + i) * 16 + h * 8 + line) * LINE + at];
+#pragma unroll
+          for (int c = 0; c < 4; c++) {
+            const float own = four.at[c];
+            a[h][c] = to_tf32(
+                ROWS_NORMED ? (own - mean[i][h]) * by[i][h] * factors[step].at[c] + terms[step].at[c] : own);
+          }
+        }
+#pragma unroll
+        for (int j = 0; j < COLUMN_TILES; j++) {
+          multiply_tf32(sums[i][j], a[0][0], a[1][0], a[0][1], a[1][1], b[j][0], b[j][1]);
+          multiply_tf32(sums[i][j], a[0][2], a[1][2], a[0][3], a[1][3], b[j][2], b[j][3]);
+        }
+      }
+    }
+    stage = stage + 1 == STAGES ? 0 : stage + 1;
   }
-  if (is_used) out[place] = sum;
+  await_groups<0>();
+  __syncthreads();
+  constexpr int SUMS_LINE = COLUMNS + 4;
+  float* shared_sums = reinterpret_cast<float*>(shared_start);
+#pragma unroll
+  for (int i = 0; i < ROW_TILES; i++)
+#pragma unroll
+    for (int j = 0; j < COLUMN_TILES; j++)
+#pragma unroll
+      for (int c = 0; c < 4; c++) {
+        const int m = (row_warp * ROW_TILES + i) * 16 + (c >> 1) * 8 + line;
+        const int n = (column_warp * COLUMN_TILES + j) * 8 + piece * 2 + (c & 1);
+        shared_sums[(k_warp * ROWS + m) * SUMS_LINE + n] = sums[i][j][c];
+      }
+  __syncthreads();
+  for (int i = threadIdx.x; i < ROWS * COLUMNS; i += THREADS) {
+    const int m = i / COLUMNS, n = i % COLUMNS, row = row0 + m, output = output0 + n;
+    float sum = 0.f;
+#pragma unroll
+    for (int w = 0; w < K_WARPS; w++) sum += shared_sums[(w * ROWS + m) * SUMS_LINE + n];
+    const bool is_used = row < count && output < outputs;
+    const long long place = (long long)row * outputs + output;
+    if (BIAS && is_used) sum += bias[output];
+    if (GELU) sum = sum * (1.f + erff(sum * 0.70710678f)) * 0.5f;
+    if (ADDED && is_used) {
+      const float other = added[place];
+      sum += NORMED ? (other - shared_mean[m]) * shared_by[m] * norm_weight[output] + norm_bias[output] : other;
+    }
+    if (is_used) out[place] = sum;
