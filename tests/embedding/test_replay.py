@@ -37,6 +37,7 @@ from zmqengine.engine.embedding.engine import EmbeddingEngine
 from zmqengine.engine.embedding.padded import Padded
 from zmqengine.engine.embedding.replay import RaggedReplays, Replays, rounded
 from zmqengine.engine.host.backend import on_cuda
+from zmqengine.engine.host.environment import TF32_VARIABLE
 from zmqengine.engine.interface import TextsRequest, VectorEngine
 
 THEIR_OPERATIONS = 343
@@ -56,6 +57,7 @@ def padded_only(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "on_gpu", lambda: True)
     monkeypatch.setattr(encoder_model, "on_cuda", lambda: True)
     monkeypatch.setattr(text_kernels, "supports", lambda _: False)
+    monkeypatch.setenv(TF32_VARIABLE, "1")
 
 
 @pytest.fixture(params=["padded", "kernels in plain arithmetic", "kernels as written"])
@@ -283,15 +285,16 @@ def test_a_request_is_two_fifths_of_the_operations_of_mlx_embeddings(
 
 
 @pytest.mark.usefixtures("by_kernels")
-@pytest.mark.parametrize(("texts", "kernels_count"), [(1, 34), (8, 34), (64, 51)])
+@pytest.mark.parametrize(("in_kernels_max", "kernels_count"), [(4096, 34), (0, 51)])
+@pytest.mark.parametrize("texts", [1, 8, 64])
 def test_with_kernels_a_request_launches_two_fifths_of_the_kernels_of_mlx_embeddings(
-    minilm: VectorEngine, texts: int, kernels_count: int
+    minilm: VectorEngine, texts: int, in_kernels_max: int, kernels_count: int
 ) -> None:
-    """In one shape, whatever the lengths: a layer has five kernels for few tokens, and eight, of which four are
-    cuBLAS's, for more."""
+    """In one shape, whatever the lengths: a layer has five kernels, and eight where four are cuBLAS's."""
     given = [[5] * (9 + 11 * index % 40) for index in range(texts)]
-    assert (sum(map(len, given)) > 1024) == (texts > 8)
     replays: RaggedReplays = minilm._model._replays  # type: ignore[attr-defined]
+    assert replays._in_kernels_max == 4096
+    replays._in_kernels_max = in_kernels_max
     replays.begin(given, [])
     job, calls = calls_of(lambda: replays.begin(given, []))
     assert job is not None
@@ -303,21 +306,21 @@ def test_with_kernels_a_request_launches_two_fifths_of_the_kernels_of_mlx_embedd
     count = len(launched) + attended + slices
     print(f"{texts} texts: {len(made)} operations, {count} kernels, {calls} calls: {made}")
     assert count == kernels_count <= THEIR_KERNELS * 2 // 5
-    assert [launched.count(name) for name in ("Matmul", "AddMM")] == ([0, 24] if texts > 8 else [24, 0])
+    assert [launched.count(name) for name in ("Matmul", "AddMM")] == ([24, 0] if in_kernels_max else [0, 24])
     assert attended == 6
     assert calls * 10 <= THEIR_CALLS
 
 
-@pytest.mark.parametrize("slower", [{1024, 512, 256, 128}, {1024, 512, 256, 128, 64}])
+@pytest.mark.parametrize(("slower", "tried"), [({128, 512}, [64, 128]), ({64}, [64])])
 def test_products_are_in_kernels_where_these_are_faster(
-    slower: set[int], monkeypatch: pytest.MonkeyPatch
+    slower: set[int], tried: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Up to the largest number of tokens for which they were timed so."""
-    names = []
+    """Up to the number of tokens before the first for which they were timed slower."""
+    names, sizes = [], []
 
     def timed(variants: Mapping[str, Any]) -> Timing:
-        size = variants["kernels"].args[0].shape[1]
-        return Timing("cuBLAS" if size in slower else "kernels", {})
+        sizes.append(variants["kernels"].args[0].shape[1])
+        return Timing("cuBLAS" if sizes[-1] in slower else "kernels", {})
 
     def forward(batch: Any) -> mx.array:
         names.append((len(batch.ids), product._kernels.get() is text_kernels))
@@ -326,15 +329,26 @@ def test_products_are_in_kernels_where_these_are_faster(
     monkeypatch.setattr(replay, "fastest", timed)
     replays = RaggedReplays(forward, text_kernels, heads=4)
     replays.tune()
+    assert sizes == tried
     for length in (50, 64, 65):
         replays.begin([[3] * length], [])
     assert names == [(64, 64 not in slower), (80, False)]
     names.clear()
     monkeypatch.setattr(replay, "fastest", lambda _: Timing("kernels", {}))
     replays.tune()
-    for length in (1024, 1025):
-        replays.begin([[3] * length], [])
-    assert names == [(1024, True), (1280, False)]
+    for length in (2048, 2049):
+        replays.begin([[3] * 2048, [3] * length], [])
+    assert names == [(4096, True), (5120, False)]
+
+
+@pytest.mark.usefixtures("by_kernels")
+def test_products_are_not_in_kernels_where_the_user_forbids_tf32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have no other precision."""
+    monkeypatch.setenv(TF32_VARIABLE, "0")
+    opened = engine_of(write(tmp_path, case("bert-mean")))
+    assert opened._model._replays._in_kernels_max == 0  # type: ignore[attr-defined]
 
 
 def test_kernels_have_fewer_shapes_than_rectangles() -> None:

@@ -141,26 +141,40 @@ def test_chunks_without_a_bound_in_time_are_a_warning_on_metal(
     assert ("--prefill-ms 0" in caplog.text) == warns
 
 
-@pytest.mark.parametrize("tf32", [False, True])
-def test_the_rounding_of_float32_is_the_workers_choice(tf32: bool) -> None:
-    """mlx #3860: MLX's own default rounds. Off unless asked for, and told in the facts of the worker."""
+@pytest.mark.parametrize(
+    ("model", "tf32", "inherited", "told"),
+    [
+        ("pico", False, None, "0 (set here)"),
+        ("pico", True, None, "1 (set you)"),
+        ("pico-embed", False, None, "1 (set here)"),
+        ("pico-embed", False, "0", "0 (set you)"),
+    ],
+)
+def test_the_rounding_of_float32_is_the_workers_choice(
+    model: str, tf32: bool, inherited: str | None, told: str
+) -> None:
+    """mlx #3860: MLX's own default rounds. Off unless asked for, on for encoders, and told in the worker's facts."""
     pytest.importorskip("mlx.core")
     program = (
-        "import sys\n"
+        "import os\n"
         "from zmqengine.config import WorkerConfig\n"
         "from zmqengine.engine.host import environment\n"
         "environment.settings = lambda: list(environment._metal('Apple M5'))\n"
         "from zmqengine.worker.open_engine import open_engine\n"
-        f"config = WorkerConfig(warm_up_s=0, tf32={tf32}, speculate='off')\n"
-        "print(open_engine(config, lambda stage, fraction: None).facts['MLX_ENABLE_TF32'])\n"
+        f"config = WorkerConfig(model={model!r}, warm_up_s=0, tf32={tf32}, speculate='off')\n"
+        "told = open_engine(config, lambda stage, fraction: None).facts['MLX_ENABLE_TF32']\n"
+        "assert told[0] == os.environ['MLX_ENABLE_TF32']\n"
+        "print(told)\n"
     )
-    inherited = {name: value for name, value in os.environ.items() if name != "MLX_ENABLE_TF32"}
+    variables = {name: value for name, value in os.environ.items() if name != "MLX_ENABLE_TF32"}
+    if inherited is not None:
+        variables["MLX_ENABLE_TF32"] = inherited
     ended = subprocess.run(
         [sys.executable, "-c", program],
-        env=inherited,
+        env=variables,
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert ended.stdout.strip() == ("1 (set you)" if tf32 else "0 (set here)"), ended.stderr
+    assert ended.stdout.strip() == told, ended.stderr

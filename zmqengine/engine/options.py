@@ -78,7 +78,7 @@ class EngineOptions:
     tf32: bool = option(
         False,
         help="TF32: round float32 factors to 10 bits where the GPU is faster so (M5, CUDA). A row's tokens may then "
-        "depend on the rows beside it.",
+        "depend on the rows beside it. Encoders do so in any case, unless MLX_ENABLE_TF32 is 0.",
     )
     wired_limit: WiredLimit = option(
         "weights",

@@ -162,7 +162,7 @@ def _open_mlx(config: WorkerConfig, report: Report, wake: Callable[[], None], *,
     if probe:
         _check_device(local)
     if config.tf32:
-        # MLX reads the variable once, at its import.
+        # Before the engine sets it: MLX reads the variable once, at its first product.
         os.environ.setdefault(TF32_VARIABLE, "1")
     # Imported here: the fake engine must run without MLX.
     from zmqengine.engine.open import open_mlx_engine  # isort: skip - it chooses what MLX binds to

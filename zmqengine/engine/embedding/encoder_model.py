@@ -24,6 +24,7 @@ from zmqengine.engine.embedding.product import Product
 from zmqengine.engine.embedding.replay import RaggedReplays, ReplayJob, Replays
 from zmqengine.engine.embedding.text_batch import TextBatch
 from zmqengine.engine.host.backend import on_cuda, on_gpu
+from zmqengine.engine.host.environment import allows_tf32
 from zmqengine.engine.models.arrays import Weights, read_arrays
 from zmqengine.engine.models.text_ops import TextKernels
 from zmqengine.engine.texts.pooling import unit
@@ -67,7 +68,8 @@ class TextEncoder:
         self._replays: RaggedReplays | Replays | None = None
         if on_gpu:
             self._replays = next(filter(self._agrees, self._every_replays()), None)
-            if isinstance(self._replays, RaggedReplays):
+            # The kernels for products have no other precision.
+            if isinstance(self._replays, RaggedReplays) and allows_tf32():
                 self._replays.tune()
 
     @property

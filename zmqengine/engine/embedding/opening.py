@@ -18,6 +18,7 @@ from zmqengine.engine.embedding.encoder_model import TextEncoder, load_encoder
 from zmqengine.engine.embedding.engine import EmbeddingEngine
 from zmqengine.engine.host.backend import on_gpu
 from zmqengine.engine.host.device_memory import limit_mlx, recommended_bytes
+from zmqengine.engine.host.environment import choose_tf32_of_encoders
 from zmqengine.engine.host.host_heap import keep_freed_arrays
 from zmqengine.engine.interface import ModelInfo
 from zmqengine.engine.load.tokenizer_export import ExportedTokenizer
@@ -52,6 +53,7 @@ def open_encoder(
     report: Report,
 ) -> OpenedEncoder:
     """Load the encoder in `directory`, to be known as `name`, on this thread. Raises `ModelLoadError`."""
+    tf32 = choose_tf32_of_encoders()
     recommended = recommended_bytes()
     mx.set_memory_limit(recommended)
     report("reading the tokenizer", None)
@@ -85,6 +87,8 @@ def open_encoder(
         "model_path": str(directory),
         "device": "gpu" if on_gpu() else "cpu",
     }
+    if tf32 is not None:
+        facts[tf32.name] = f"{tf32.value} (set {tf32.by})"
     return OpenedEncoder(
         EmbeddingEngine(
             model, info, rows_max=options.rows_max, step_s=options.prefill_s, reads_late=on_gpu()

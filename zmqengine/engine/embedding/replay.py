@@ -20,9 +20,9 @@ from zmqengine.engine.models.text_ops import TextKernels
 ROWS_BY_POWER, TOKENS_BY_POWER = 8, 64
 """Up to these, rows and tokens of a shape are powers of two, beyond them four numbers between two powers: few shapes
 are traced, and padding of batches that fill the device is at most a quarter in each direction."""
-_TUNED_TOKENS, _TUNED_LENGTH = (1024, 512, 256, 128, 64), 16
-"""Tokens of batches for which products in kernels are timed, of texts of this length, until they win: the more tokens,
-the less of the time is the launch, which cuBLAS makes slow."""
+_TUNED_TOKENS, _TUNED_LENGTH = (64, 128, 256, 512, 1024, 2048, 4096), 16
+"""Tokens of batches for which products in kernels are timed, of texts of this length, until cuBLAS wins: the more
+tokens, the less of the time is the launch, which it makes slow. Each is timed, as new kernels are compiled then."""
 
 log = logging.getLogger("zmqengine.engine")
 
@@ -111,15 +111,15 @@ class RaggedReplays:
         self._tokens_max = int((SCORES_BYTES_MAX / (4 * heads)) ** 0.5)
 
     def tune(self) -> None:
-        """Find the number of tokens up to which kernels are faster, which make the same vectors."""
+        """Find the number of tokens up to which kernels are faster, which make the same vectors but for rounding."""
         for size in _TUNED_TOKENS:
             given = _tables([[1] * _TUNED_LENGTH] * (size // _TUNED_LENGTH), [])
             variants = {name: partial(traced, *given) for name, traced in self._traced.items()}
             timing = fastest(variants)
             log.info("products of texts", extra={"tokens": size, **timing.microseconds})
-            if timing.best == "kernels":
-                self._in_kernels_max = size
+            if timing.best != "kernels":
                 break
+            self._in_kernels_max = size
 
     def begin(self, texts: Sequence[Sequence[int]], second: Sequence[int]) -> ReplayJob | None:
         """A job for these texts; None if one of them is so long that MLX's products are faster than the kernel."""

@@ -40,9 +40,12 @@ class EnvironmentVariable(NamedTuple):
 _TF32 = Setting(
     TF32_VARIABLE,
     "0",
-    "float32 products without TF32, so that a row has the same tokens alone and in a batch; --tf32 for speed",
+    "float32 products without TF32, so that a row has the same tokens alone and in a batch; --tf32 for speed, which "
+    "encoders have anyway",
     "github.com/ml-explore/mlx/issues/3860, /pull/3883: 1 if not set",
 )
+
+_set_here: set[str] = set()
 
 
 def prepare_environment() -> list[EnvironmentVariable]:
@@ -51,10 +54,30 @@ def prepare_environment() -> list[EnvironmentVariable]:
         return variables_in(settings(), os.environ)
     found = []
     for setting in settings():
-        by = "you" if setting.name in os.environ else "here"
+        if setting.name not in os.environ:
+            _set_here.add(setting.name)
+        by = "here" if setting.name in _set_here else "you"
         value = os.environ.setdefault(setting.name, setting.value)
         found.append(EnvironmentVariable(setting.name, value, by, setting.why))
     return found
+
+
+def choose_tf32_of_encoders() -> EnvironmentVariable | None:
+    """The variable of TF32, set to 1 unless the user set it, as encoders draw no tokens; None if nobody set it.
+
+    To be called before the first product of float32, when MLX reads it (`enable_tf32` in mlx/utils.h).
+    """
+    if TF32_VARIABLE not in os.environ:
+        return None
+    by = "here" if TF32_VARIABLE in _set_here else "you"
+    if by == "here":
+        os.environ[TF32_VARIABLE] = "1"
+    return EnvironmentVariable(TF32_VARIABLE, os.environ[TF32_VARIABLE], by, "encoders draw no tokens")
+
+
+def allows_tf32() -> bool:
+    """Whether products of float32 may round factors to TF32."""
+    return os.environ.get(TF32_VARIABLE) != "0"
 
 
 def variables_in(wanted: list[Setting], environment: Mapping[str, str]) -> list[EnvironmentVariable]:
