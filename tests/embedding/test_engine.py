@@ -17,12 +17,12 @@ from zmqengine.engine.embedding import attention, packing
 from zmqengine.engine.embedding.encoders import activations
 from zmqengine.engine.embedding.engine import SHARED_STEP_S, EmbeddingEngine
 from zmqengine.engine.embedding.packing import Packed
-from zmqengine.engine.interface import ModelInfo, TextsRequest
+from zmqengine.engine.interface import ModelInfo, StepResult, TextsRequest
 from zmqengine.engine.models import arrays
 from zmqengine.engine.step.step_clock import StepClock
 from zmqengine.engine.step.text_pace import SHARE, TextPace
 from zmqengine.engine.step.text_pace import TOKENS_MIN as TEXT_TOKENS_MIN
-from zmqengine.engine.texts.text_rows import TextRows
+from zmqengine.engine.texts.text_rows import TextPlace, TextRows
 from zmqengine.errors import ModelLoadError
 
 INFO = ModelInfo("counted", 1000, 512, frozenset(), 0, generates=False, dimensions=2)
@@ -123,6 +123,44 @@ def test_a_text_over_the_bound_is_a_batch_alone() -> None:
     """It has to be computed some time, but not in the place that is left beside another one."""
     assert [place.tokens for place in rows_of([100, 3]).take(16, 16)] == [100]
     assert rows_of([100, 3]).take(16, 16, whole=True) == []
+
+
+def test_texts_that_fit_in_a_batch_are_one() -> None:
+    """In their order, so that a row's vectors are handed over in one piece."""
+    places = rows_of([30, 2, 31], [3]).take(66, 31 * 4)
+    assert places == [(0, 0, 30), (1, 0, 3), (0, 1, 2), (0, 2, 31)]
+    assert len(rows_of([30, 2, 31], [3]).take(65, 31 * 4)) < 4
+    assert len(rows_of([30, 2, 31], [3]).take(66, 31 * 4 - 1)) < 4
+
+
+def test_vectors_of_several_rows_go_to_their_own() -> None:
+    """In order and as short as asked, whether they come in order, out of order or after their row has left."""
+    rows = TextRows()
+    for row, dimensions in ((0, None), (1, 2), (2, None), (3, None)):
+        rows.add(TextsRequest(row, [[1]] * 3, dimensions=dimensions))
+    rows.take(12, 12)
+    del rows.rows[3]
+    vectors = np.arange(1, 31, dtype=np.float32).reshape(10, 3)
+    vectors[6] = np.inf
+    order = [(0, 0), (1, 2), (0, 1), (3, 0), (1, 0), (2, 0), (2, 1), (0, 2), (3, 1), (2, 2)]
+    result = StepResult()
+    rows.settle([TextPlace(row, text, 1) for row, text in order], vectors, result)
+    given = {row: (made, is_whole) for row, made, is_whole in result.vectors}
+    assert given.keys() == {0, 1}
+    np.testing.assert_array_equal(given[0][0], vectors[[0, 2, 7]])
+    short = vectors[4:5, :2] / np.linalg.norm(vectors[4, :2])
+    np.testing.assert_allclose(given[1][0], short, rtol=1e-6)
+    assert (given[0][1], given[1][1]) == (True, False)
+    assert [(failure.row, failure.message) for failure in result.failures] == [
+        (2, "text 1 gave numbers that are not finite")
+    ]
+    assert [(prefill.row, prefill.done) for prefill in result.prefills] == [(0, 3), (1, 2)]
+    result = StepResult()
+    rows.settle([TextPlace(1, 1, 1)], vectors[:1], result)
+    ((row, made, is_whole),) = result.vectors
+    assert (row, made.shape, is_whole) == (1, (2, 2), True)
+    np.testing.assert_allclose(made[1], vectors[1, :2] / np.linalg.norm(vectors[1, :2]), rtol=1e-6)
+    assert not rows.rows
 
 
 def test_vectors_come_in_the_order_of_the_texts() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import mlx.core as mx
 import numpy as np
@@ -23,7 +23,7 @@ class Packed:
         self.longest = int(lengths.max())
         self.is_even = bool((lengths == self.longest).all())
         positions = np.arange(int(lengths.sum())) - np.repeat(self.starts, lengths)
-        self.ids = mx.array(np.concatenate([np.asarray(text, np.uint32) for text in texts]))
+        self.ids = mx.array(np.fromiter(chain.from_iterable(texts), np.uint32, len(positions)))
         self.positions = mx.array(positions.astype(np.uint32))
         self.offset = 0
         self.types: mx.array | None = None

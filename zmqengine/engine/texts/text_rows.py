@@ -35,13 +35,17 @@ class TextRow:
         self.made: dict[int, np.ndarray] = {}
         self.delivered = self.done_tokens = 0
 
-    def take(self) -> list[np.ndarray]:
-        """The next vectors in order, as far as there is no gap."""
+    def take(self, texts: Sequence[int], vectors: np.ndarray) -> np.ndarray | None:
+        """The next vectors in order, as far as there is no gap, after those of `texts` were made."""
+        if not self.made and list(texts) == list(range(self.delivered, self.delivered + len(texts))):
+            self.delivered += len(texts)
+            return vectors
+        self.made.update(zip(texts, vectors, strict=True))
         ready = []
         while self.delivered in self.made:
             ready.append(self.made.pop(self.delivered))
             self.delivered += 1
-        return ready
+        return np.stack(ready) if ready else None
 
 
 class TextRows:
@@ -67,6 +71,9 @@ class TextRows:
             return []
         first = window[0]
         self.rows.move_to_end(first.row)
+        lengths = [place.tokens for place in window]
+        if sum(lengths) <= tokens_max and len(window) * max(lengths) <= padded_max:
+            return self._taken(window)
         ordered = sorted(window, key=lambda place: place.tokens)
         start = stop = ordered.index(first)
         stop += 1
@@ -85,9 +92,12 @@ class TextRows:
         ):
             start -= 1
             left -= ordered[start].tokens
-        for place in ordered[start:stop]:
+        return self._taken(ordered[start:stop])
+
+    def _taken(self, places: list[TextPlace]) -> list[TextPlace]:
+        for place in places:
             del self.rows[place.row].waiting[place.text]
-        return ordered[start:stop]
+        return places
 
     def _window(self, tokens: int) -> Iterator[TextPlace]:
         """Texts of about as many `tokens`, one of each row in turn."""
@@ -107,27 +117,28 @@ class TextRows:
         A row with a vector that is not finite fails. Vectors of rows that have left are dropped.
         """
         finite = np.isfinite(vectors).all(axis=1)
-        touched: dict[int, TextRow] = {}
-        for place, vector, is_finite in zip(places, vectors, finite, strict=True):
-            row = self.rows.get(place.row)
+        by_row: dict[int, tuple[list[int], list[TextPlace]]] = {}
+        for index, place in enumerate(places):
+            indices, of_row = by_row.setdefault(place.row, ([], []))
+            indices.append(index)
+            of_row.append(place)
+        for id_, (indices, of_row) in by_row.items():
+            row = self.rows.get(id_)
             if row is None:
                 continue
-            if not is_finite:
-                del self.rows[place.row]
-                touched.pop(place.row, None)
-                result.failures.append(
-                    RowFailure(place.row, f"text {place.text} gave numbers that are not finite")
-                )
+            if not finite[indices].all():
+                del self.rows[id_]
+                odd = of_row[int(finite[indices].argmin())].text
+                result.failures.append(RowFailure(id_, f"text {odd} gave numbers that are not finite"))
                 continue
-            row.made[place.text] = shortened(vector, row.request.dimensions)
-            row.done_tokens += place.tokens
-            touched[place.row] = row
-        for id_, row in touched.items():
+            row.done_tokens += sum(place.tokens for place in of_row)
             result.prefills.append(RowPrefill(id_, row.done_tokens, row.tokens, 0))
-            ready = row.take()
-            if ready:
+            # All texts of a batch are often one row's.
+            made = vectors if len(indices) == len(vectors) else vectors[indices]
+            ready = row.take([place.text for place in of_row], shortened(made, row.request.dimensions))
+            if ready is not None:
                 is_whole = row.delivered == len(row.request.texts)
-                result.vectors.append(RowVectors(id_, np.stack(ready), is_whole))
+                result.vectors.append(RowVectors(id_, ready, is_whole))
                 if is_whole:
                     del self.rows[id_]
 
@@ -137,9 +148,11 @@ def _places(id_: int, row: TextRow) -> Iterator[TextPlace]:
     return (TextPlace(id_, index, len(texts[index])) for index in row.waiting)
 
 
-def shortened(vector: np.ndarray, dimensions: int | None) -> np.ndarray:
-    """The first floats of an embedding, of length 1 again."""
-    if dimensions is None or dimensions >= len(vector):
-        return vector
-    cut = vector[:dimensions]
-    return cut / max(float(np.linalg.norm(cut)), 1e-12)
+def shortened(vectors: np.ndarray, dimensions: int | None) -> np.ndarray:
+    """The first floats of each embedding, of length 1 again."""
+    if dimensions is None or dimensions >= vectors.shape[1]:
+        return vectors
+    cut = vectors[:, :dimensions]
+    lengths: np.ndarray = np.linalg.norm(cut, axis=1, keepdims=True)
+    short: np.ndarray = cut / np.maximum(lengths, np.float32(1e-12))
+    return short
