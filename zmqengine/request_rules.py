@@ -124,11 +124,15 @@ def check_vectors(vectors: Vectors, model: VectorFacts, limits: VectorLimits) ->
     texts, second = vectors.texts, vectors.second
     if len(texts) > limits.texts_max:
         raise BadRequest(f"texts: {len(texts)}, the worker takes {limits.texts_max} at once")
-    for index, text in enumerate(texts):
-        check_text(text, index, limits.context_tokens_max)
-        fault = outside_vocabulary(text, model.vocab_size)
-        if fault is not None:
-            raise BadRequest(f"texts: text {index}: {fault}")
+    lengths = list(map(len, texts))
+    # The usual texts in few calls: a message may have thousands. By their type no id is negative.
+    is_usual = min(lengths) > 0 and max(lengths) <= limits.context_tokens_max
+    if not is_usual or max(map(max, texts)) >= model.vocab_size:
+        for index, text in enumerate(texts):
+            check_text(text, index, limits.context_tokens_max)
+            fault = outside_vocabulary(text, model.vocab_size)
+            if fault is not None:
+                raise BadRequest(f"texts: text {index}: {fault}")
     if second and (
         len(second) != len(texts)
         or any(start >= len(text) for start, text in zip(second, texts, strict=True))
