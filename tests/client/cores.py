@@ -7,6 +7,7 @@ from typing import Any
 from tests.client.scripted_worker import CTL, Network, ScriptedWorker, expected_output
 from zmqengine.protocol.messages import ImageRef
 from zmqengine.vision_card import image_hash
+from zmqengine_client.core.calls import ACK_WAIT_S
 from zmqengine_client.core.connection import SessionConfig
 from zmqengine_client.core.options import make_options
 from zmqengine_client.core.request import Request
@@ -47,7 +48,7 @@ def live(**options: Any) -> Network:
     network.settle()
     network.run_pass()
     network.settle()
-    network.wait(0.01)
+    network.wait(2 * ACK_WAIT_S)
     network.settle()
     assert network.session.connection.phase.value == "live"
     assert opener.end is not None

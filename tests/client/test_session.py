@@ -42,6 +42,7 @@ from zmqengine.protocol.messages import (
     TokenRow,
 )
 from zmqengine_client.core import request as request_module
+from zmqengine_client.core.calls import ACK_WAIT_S
 from zmqengine_client.core.control import ControlCall
 from zmqengine_client.core.inserting import end_of, size_refusal
 from zmqengine_client.core.phases import Phase
@@ -278,7 +279,7 @@ def test_the_lease_is_renewed_only_when_nothing_else_was_said() -> None:
     start(network, request("busy", max_tokens=1))
     network.run_pass()
     network.settle()
-    network.wait(0.01)
+    network.wait(ACK_WAIT_S)
     network.settle()
     network.wait(9.9)
     network.settle()
@@ -289,7 +290,7 @@ def test_the_lease_is_renewed_only_when_nothing_else_was_said() -> None:
 
 
 def test_acknowledgements_are_batched() -> None:
-    """Many ends in a frame are one ack, sent a few milliseconds later or at 64."""
+    """Many ends in a frame are one ack, sent after `ACK_WAIT_S` or at 64."""
     network = live()
     already = len(sent(network, Ack))
     requests = [request(f"r{number}", max_tokens=1) for number in range(64)]
@@ -298,7 +299,7 @@ def test_acknowledgements_are_batched() -> None:
     network.run_pass()
     network.settle()
     assert len(sent(network, Ack)) == already
-    network.wait(0.006)
+    network.wait(ACK_WAIT_S)
     network.settle()
     assert [len(ack.requests) for ack in sent(network, Ack)[already:]] == [3]
     for one in requests:
@@ -429,7 +430,7 @@ def test_an_end_that_nobody_here_waits_for_is_acknowledged(told_by: str) -> None
     )
     network.settle()
     assert "gone" in network.worker.requests()
-    network.wait(0.01)
+    network.wait(ACK_WAIT_S)
     network.settle()
     assert "gone" not in network.worker.requests()
 

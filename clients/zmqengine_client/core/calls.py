@@ -16,7 +16,9 @@ from zmqengine_client.core.request import Request
 
 RETRY_S = 1.0
 RETRY_MAX_S = 4.0
-ACK_WAIT_S = 0.005
+ACK_WAIT_S = 0.05
+"""Seconds in which acknowledgements are collected: each message wakes the worker and this process once more. Until
+then the worker holds the output of requests, and drops delivered ones by itself where their bytes or number end."""
 ACK_BATCH_MAX = 64
 ACK_MESSAGE_MAX = 4096
 
@@ -128,7 +130,7 @@ class CallTable:
 
 
 class Acknowledgements:
-    """Ids of requests received whole, which the worker may forget: collected for a few milliseconds, sent together."""
+    """Ids of requests received whole, which the worker may forget: collected for `ACK_WAIT_S`, sent together."""
 
     def __init__(self, calls: CallTable) -> None:
         self._calls = calls
