@@ -316,3 +316,33 @@ def test_a_short_text_waits_for_no_thread(
     with FakeWorker(CONFIG) as worker:
         asyncio.run(run())
     assert len(used) == threads
+
+
+def test_texts_of_known_words_wait_for_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are expected after others of known words; the first ones after another script are tokenized in a thread."""
+    used: list[object] = []
+
+    async def run() -> None:
+        async with AsyncClient(worker.address) as client:
+            await client.embed(["warm up"])
+            in_thread = asyncio.to_thread
+
+            async def noted(function: Any, *args: Any) -> Any:
+                used.append(function)
+                return await in_thread(function, *args)
+
+            monkeypatch.setattr(waiting, "off_loop", noted)
+            for text, threads in (
+                ("\u044f ", 0),
+                ("a cat ", 1),
+                ("a Cat ", 0),
+                ("\u044f ", 0),
+                ("a cat ", 1),
+            ):
+                used.clear()
+                await client.embed([text * 40] * 16)
+                assert len(used) == threads, text
+
+    with WorkerProcess(None, model="pico-embed", supervise=False) as worker:
+        worker.wait_ready()
+        asyncio.run(run())

@@ -14,6 +14,7 @@ from zmqengine.protocol.messages import TokenizerBundle
 from zmqengine.vision_card import VisionCard
 from zmqengine_client.text.detokenizer import ByteDetokenizer, Detokenizer, piece_bytes
 from zmqengine_client.text.segment_cache import TEXT_CHARS_MIN, SegmentCache
+from zmqengine_client.text.word_table import CHARACTERS_MAX, WordTable
 
 if TYPE_CHECKING:
     from zmqengine_client.text.chat_template import ChatTemplate
@@ -46,6 +47,7 @@ class Tokenizer:
         self._special_ids = frozenset(id_ for id_, token in added.items() if token.special)
         self._templates: dict[str, ChatTemplate] = {}
         self._segments = SegmentCache(self._tokenizer, self._encode_parts)
+        self._words = WordTable.of(self._tokenizer, self._encode_batch)
 
     def to_json(self) -> bytes:
         """The tokenizer as a `tokenizer.json`, for programs that build their own."""
@@ -68,11 +70,18 @@ class Tokenizer:
             raise BadRequest("the text is not valid Unicode") from None
 
     def encode_all(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """Token ids of each text, as `encode` gives them, computed on all cores."""
+        """Token ids of each text, as `encode` gives them; many are computed on all cores."""
         try:
-            return self._encode_batch(list(texts), add_special_tokens)
+            if self._words is not None and add_special_tokens and sum(map(len, texts)) <= CHARACTERS_MAX:
+                return self._words.encode(texts)
+            return self._encode_batch(texts, add_special_tokens)
         except (TypeError, UnicodeEncodeError):
             raise BadRequest("a text is not valid Unicode") from None
+
+    @property
+    def knows_words(self) -> bool:
+        """Whether the words of the last texts of `encode_all` were known: texts like these take a tenth of the time."""
+        return self._words is not None and self._words.knew_all
 
     def encode_pairs(self, first: str, others: Sequence[str]) -> list[tuple[list[int], int]]:
         """Token ids of `first` with each of the others as a pair, and where the second one begins there."""
@@ -95,13 +104,13 @@ class Tokenizer:
             count += 1
         return text[len(text) - count :]
 
-    def _encode_batch(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
+    def _encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         # The batch call releases the GIL; `encode` holds it throughout.
-        encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encoded]
 
     def _encode_parts(self, texts: Sequence[str]) -> list[list[int]]:
-        return self._encode_batch(list(texts), add_special_tokens=False)
+        return self._encode_batch(texts, add_special_tokens=False)
 
     @functools.cached_property
     def longest_token_bytes(self) -> int:
