@@ -427,6 +427,12 @@ def multiply_packed(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
     return [rows @ wide.T]
 
 
+def dequantise(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
+    """dequantise.cu"""
+    weight, scales, biases = inputs
+    return [mx.dequantize(weight, scales, biases, group_size=facts["GROUP"], bits=facts["BITS"])]
+
+
 def embed_texts(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
     """text_embed.cu; unwritten entries of the spans are no spans"""
     tokens, texts, words, positions, types, weight, bias = inputs
@@ -526,4 +532,5 @@ KERNELS: dict[str, Callable[[Arrays, Facts, Sequence[tuple[int, ...]]], list[mx.
     "experts_product": multiply_experts,
     "experts_sum": sum_experts,
     "quantised_product": multiply_packed,
+    "dequantise": dequantise,
 }

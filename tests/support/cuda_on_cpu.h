@@ -19,6 +19,7 @@
 struct Dim { int x, y, z; };
 static Dim blockIdx, threadIdx, gridDim;
 struct uint4 { uint32_t x, y, z, w; };
+static uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 struct int4 { int x, y, z, w; };
 using __half = _Float16;
 struct __nv_bfloat16 {

@@ -177,6 +177,8 @@ class CudaOps(PlainOps):
             fits = quantised_products.fits(
                 linear.mode, linear.bits, linear.group_size, linear.inputs, linear.dtype
             )
+            if fits:
+                found["dequantised"] = by_dequantised
             if fits and rows <= quantised_products.ROWS_MAX:
                 found["kernel"] = few_quantised_rows
         elif rows <= plain_products.FEW_ROWS_MAX and plain_products.fits(linear.inputs, linear.dtype):
@@ -223,6 +225,18 @@ def few_quantised_rows(inputs: mx.array, linear: Linear) -> mx.array:
         inputs, linear.weight, linear.scales, linear.biases, linear.bits, linear.group_size
     )
     return _with_bias(found, linear)
+
+
+def by_dequantised(inputs: mx.array, linear: Linear) -> mx.array:
+    """A product with quantised weights, dequantised for this call by the kernel."""
+    if inputs.dtype != linear.dtype:
+        return multiply_dequantised(inputs, linear)
+    assert linear.scales is not None, "quantised weights have scales"
+    assert linear.biases is not None, "affine weights have biases"
+    weights = quantised_products.dequantised(
+        linear.weight, linear.scales, linear.biases, linear.bits, linear.group_size, inputs.dtype
+    )
+    return product(inputs, linear._replace(transposed=weights.T))
 
 
 def _with_bias(found: mx.array, linear: Linear) -> mx.array:

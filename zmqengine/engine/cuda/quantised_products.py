@@ -1,4 +1,7 @@
-"""Products with quantised weights on CUDA, by a kernel that reads the weights once for up to 64 rows."""
+"""Products with quantised weights on CUDA: a kernel that reads them once for up to 64 rows, and one that dequantises.
+
+MLX's own to dequantise reaches a third of the speed of memory: a third of a step with a prefill chunk.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ _BITS = (4, 8)
 _GROUPS = (32, 64, 128)
 # Unit of a layer's inputs.
 _PART = 128
+_THREADS, _EACH = 256, 4
 
 
 def fits(mode: str, bits: int, group_size: int, inputs: int, dtype: mx.Dtype) -> bool:
@@ -38,6 +42,34 @@ def few_rows(
         threadgroup=(warps * 32, 1, 1),
         output_shapes=[(rows, outputs)],
     )[0]
+
+
+def dequantised(
+    weight: mx.array, scales: mx.array, biases: mx.array, bits: int, group_size: int, dtype: mx.Dtype
+) -> mx.array:
+    """Weights in `dtype`, [outputs, inputs]."""
+    outputs, words = weight.shape
+    inputs = words * 32 // bits
+    (found,) = _dequantise(bits, group_size, dtype, scales.dtype)(
+        inputs=[weight, scales, biases],
+        grid=(-(-outputs * inputs // (8 * _EACH * _THREADS)) * _THREADS, 1, 1),
+        threadgroup=(_THREADS, 1, 1),
+        output_shapes=[(outputs, inputs)],
+    )
+    return found
+
+
+@lru_cache(maxsize=64)
+def _dequantise(bits: int, group_size: int, dtype: mx.Dtype, scales: mx.Dtype) -> Variant:
+    kernel = Kernel(
+        name="dequantise",
+        input_names=["w", "scales", "biases"],
+        output_names=["out"],
+        source=kernel_text("dequantise.cu"),
+        header=kernel_text("tensor_cores.cuh"),
+    )
+    template = [("T", dtype), ("BITS", bits), ("GROUP", group_size), ("THREADS", _THREADS), ("EACH", _EACH)]
+    return kernel.variant(template, [mx.uint32, scales, scales], [dtype])
 
 
 @lru_cache(maxsize=64)
