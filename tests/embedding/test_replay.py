@@ -18,7 +18,7 @@ from tests.embedding.test_engine import INFO, Clock, CountedModel
 from tests.support import cuda_kernels, cuda_on_cpu
 from tests.support.calls import calls_of
 from zmqengine.checkpoint.recipe import read_recipe
-from zmqengine.engine.autotune.variants import Timing, Variant, same_but_for_rounding
+from zmqengine.engine.autotune.variants import Agree, Timing, Variant, same_but_for_rounding
 from zmqengine.engine.cuda import kernel, text_kernels
 from zmqengine.engine.cuda.text_kernels import supports
 from zmqengine.engine.embedding import (
@@ -34,6 +34,7 @@ from zmqengine.engine.embedding import (
 from zmqengine.engine.embedding.encoder_model import TextEncoder
 from zmqengine.engine.embedding.encoders import activations
 from zmqengine.engine.embedding.engine import EmbeddingEngine
+from zmqengine.engine.embedding.host_memory import VECTORS_SIZE
 from zmqengine.engine.embedding.padded import Padded
 from zmqengine.engine.embedding.replay import RaggedReplays, Replays, rounded
 from zmqengine.engine.host.backend import on_cuda
@@ -77,18 +78,21 @@ def on_a_gpu(
     cuda_kernels.stand_in(monkeypatch, as_written=as_written)
     # Their text computes at once, which a trace cannot hold.
     monkeypatch.setattr(mx, "compile", (lambda function: function) if as_written else compiled)
+    if not as_written:
+        monkeypatch.setattr(text_kernels, "deliver", lambda vectors, memory: vectors)
     monkeypatch.setattr(text_kernels, "supports", supports)
+    monkeypatch.setattr(replay, "_TUNED_TOKENS", (256, 1024))
     # On a CPU the text of the product takes minutes; `tests/engine/cuda/test_text_kernels.py` tries it.
-    monkeypatch.setattr(replay, "fastest", (lambda _: Timing("cuBLAS", {})) if as_written else tried)
+    monkeypatch.setattr(replay, "fastest", (lambda _, agree: Timing("cuBLAS", {})) if as_written else tried)
     yield request.param
     monkeypatch.undo()
     cuda_kernels.forget()
 
 
-def tried(variants: Mapping[str, Variant]) -> Timing:
+def tried(variants: Mapping[str, Variant], agree: Agree) -> Timing:
     """All of them in turn, which agree; the last one is said to be the fastest."""
     first, *others = (variant() for variant in variants.values())
-    assert all(same_but_for_rounding(other, first, 1e-5) for other in others)
+    assert all(agree(other, first) and same_but_for_rounding(other, first, 1e-5) for other in others)
     return Timing([*variants][-1], {})
 
 
@@ -237,6 +241,8 @@ def by_kernels(padded_only: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
             given, count = inputs[0], output_shapes[0][0]
             if name == "text_embed":
                 return [mx.broadcast_to(inputs[2][:1], output_shapes[0]), inputs[1]]
+            if name == "text_deliver":
+                return [mx.abs(given)]
             if name.startswith("text_product"):
                 return [given @ inputs[1], given[:1]][: len(output_shapes)]
             return [given.flatten(1) if name == "text_attention" else given[:count]]
@@ -247,7 +253,7 @@ def by_kernels(padded_only: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     monkeypatch.setattr(kernel, "kernel_cache", lambda: None)
     monkeypatch.setattr(text_kernels, "supports", supports)
     monkeypatch.setattr(TextEncoder, "_agrees", lambda *_: True)
-    monkeypatch.setattr(replay, "fastest", lambda _: Timing("kernels", {}))
+    monkeypatch.setattr(replay, "fastest", lambda _, agree: Timing("kernels", {}))
     cuda_kernels.forget()
     yield
     monkeypatch.undo()
@@ -285,7 +291,7 @@ def test_a_request_is_two_fifths_of_the_operations_of_mlx_embeddings(
 
 
 @pytest.mark.usefixtures("by_kernels")
-@pytest.mark.parametrize(("in_kernels_max", "kernels_count"), [(4096, 34), (0, 51)])
+@pytest.mark.parametrize(("in_kernels_max", "kernels_count"), [(4096, 35), (0, 52)])
 @pytest.mark.parametrize("texts", [1, 8, 64])
 def test_with_kernels_a_request_launches_two_fifths_of_the_kernels_of_mlx_embeddings(
     minilm: VectorEngine, texts: int, in_kernels_max: int, kernels_count: int
@@ -295,11 +301,11 @@ def test_with_kernels_a_request_launches_two_fifths_of_the_kernels_of_mlx_embedd
     replays: RaggedReplays = minilm._model._replays  # type: ignore[attr-defined]
     assert replays._in_kernels_max == 4096
     replays._in_kernels_max = in_kernels_max
-    replays.begin(given, [])
+    for _ in replays._memories:
+        replays.begin(given, [])
     job, calls = calls_of(lambda: replays.begin(given, []))
     assert job is not None
-    ((vectors, _),) = job._parts
-    made = operations(vectors)
+    made = operations(job._made)
     # The stand-ins for kernels: attention is a Flatten, the look-ups and the pool are Slices.
     attended, slices = made.count("Flatten"), made.count("Slice")
     launched = [name for name in made if name not in {*_VIEWS, "Flatten"}]
@@ -311,6 +317,13 @@ def test_with_kernels_a_request_launches_two_fifths_of_the_kernels_of_mlx_embedd
     assert calls * 10 <= THEIR_CALLS
 
 
+@pytest.fixture
+def not_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vectors that are read as arrays, as where they are too many."""
+    monkeypatch.setattr(text_kernels, "deliver", lambda vectors, memory: vectors)
+
+
+@pytest.mark.usefixtures("not_delivered")
 @pytest.mark.parametrize(("slower", "tried"), [({128, 512}, [64, 128]), ({64}, [64])])
 def test_products_are_in_kernels_where_these_are_faster(
     slower: set[int], tried: list[int], monkeypatch: pytest.MonkeyPatch
@@ -318,8 +331,8 @@ def test_products_are_in_kernels_where_these_are_faster(
     """Up to the number of tokens before the first for which they were timed slower."""
     names, sizes = [], []
 
-    def timed(variants: Mapping[str, Any]) -> Timing:
-        sizes.append(variants["kernels"].args[0].shape[1])
+    def timed(variants: Mapping[str, Any], agree: Agree) -> Timing:
+        sizes.append(variants["kernels"].args[1].shape[1])
         return Timing("cuBLAS" if sizes[-1] in slower else "kernels", {})
 
     def forward(batch: Any) -> mx.array:
@@ -334,7 +347,7 @@ def test_products_are_in_kernels_where_these_are_faster(
         replays.begin([[3] * length], [])
     assert names == [(64, 64 not in slower), (80, False)]
     names.clear()
-    monkeypatch.setattr(replay, "fastest", lambda _: Timing("kernels", {}))
+    monkeypatch.setattr(replay, "fastest", lambda _, agree: Timing("kernels", {}))
     replays.tune()
     for length in (2048, 2049):
         replays.begin([[3] * 2048, [3] * length], [])
@@ -351,6 +364,30 @@ def test_products_are_not_in_kernels_where_the_user_forbids_tf32(
     assert opened._model._replays._in_kernels_max == 0  # type: ignore[attr-defined]
 
 
+def test_batches_in_the_same_memory_keep_their_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However late these are read, and where they are too many for it."""
+
+    def deliver(vectors: mx.array, memory: mx.array) -> mx.array:
+        np.asarray(memory)[: vectors.size] = np.array(vectors).ravel()
+        return mx.zeros((1,))
+
+    monkeypatch.setattr(mx, "compile", lambda function: function)
+    monkeypatch.setattr(text_kernels, "deliver", deliver)
+    replays = RaggedReplays(
+        lambda batch: mx.broadcast_to(batch.ids[:, None].astype(mx.float32), (2, width)),
+        text_kernels,
+        heads=4,
+    )
+    for width in (3, VECTORS_SIZE):
+        jobs = [replays.begin([[first], [first + 1]], []) for first in range(1, 6)]
+        for first, job in enumerate(jobs, 1):
+            assert job is not None
+            found = job.result()
+            assert found.shape == (2, width)
+            assert found[:, -1].tolist() == [first, first + 1]
+
+
+@pytest.mark.usefixtures("not_delivered")
 def test_kernels_have_fewer_shapes_than_rectangles() -> None:
     """64 texts of any lengths are one of few shapes, in each of which tokens are padded by a quarter at most."""
     shapes = set()

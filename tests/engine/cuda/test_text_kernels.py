@@ -117,6 +117,16 @@ def test_a_text_is_pooled_alone(largest: bool) -> None:
     np.testing.assert_allclose(got, [*expected, np.zeros(200)], atol=1e-6)
 
 
+@pytest.mark.parametrize("texts", [1, 3])
+def test_vectors_are_delivered_into_memory(texts: int) -> None:
+    """Of the host, which waits for the array that is returned; what is behind them there is left."""
+    vectors = mx.random.normal((texts, 100), key=mx.random.key(texts))
+    memory = mx.array(np.full(400, 7, np.float32))
+    floats = np.asarray(memory)
+    mx.eval(text_kernels.deliver(vectors, memory))
+    assert floats.tolist() == [*np.array(vectors).ravel().tolist(), *[7] * (400 - 100 * texts)]
+
+
 def rounded(array: mx.array) -> np.ndarray:
     """Numbers with the 10 bits of mantissa of TF32, the nearest; their products are exact in float32."""
     words = np.array(array, np.float32).view(np.uint32)

@@ -19,8 +19,8 @@ plain_product.cu         for few rows; its helpers are in the .cuh
 quantised_products.py    products with quantised weights: quantised_product.cu
 between_products.py      norms and rotations between them: residual_norm.cu, rotary_heads*.cu after rotary_rows.cu, or
                          after rotary_packed.cu for packed_attention.py
-text_kernels.py          of texts, in float32: text_embed.cu, text_attention.cu, text_pool.cu, and text_product*.cu with
-                         factors in TF32
+text_kernels.py          of texts, in float32: text_embed.cu, text_attention.cu, text_pool.cu, text_deliver.cu, and
+                         text_product*.cu with factors in TF32
 tensor_cores.cuh         instructions that every device with bfloat16 tensor cores has: products, copies, conversions;
                          those of copies in groups are in copies_ahead.cuh
 """

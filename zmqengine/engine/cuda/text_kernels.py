@@ -132,6 +132,17 @@ def pool(states: mx.array, texts: mx.array, *, largest: bool) -> mx.array:
     return pooled
 
 
+def deliver(vectors: mx.array, memory: mx.array) -> mx.array:
+    """An array [1] that is computed once the `vectors` [texts, width] are in `memory`, a longer array of the host."""
+    (done,) = _deliver()(
+        inputs=[vectors, memory],
+        grid=(-(-vectors.size // _THREADS) * _THREADS, 1, 1),
+        threadgroup=(_THREADS, 1, 1),
+        output_shapes=[(1,)],
+    )
+    return done
+
+
 def multiplies(inputs: int) -> bool:
     """Whether `multiply` supports rows of `inputs` numbers."""
     return inputs % _FOUR == 0
@@ -263,3 +274,14 @@ def _pool(largest: bool) -> Variant:
         source=kernel_text("text_pool.cu"),
     )
     return kernel.variant([("THREADS", _THREADS), ("LARGEST", largest)], [mx.float32, mx.int32], [mx.float32])
+
+
+@cache
+def _deliver() -> Variant:
+    kernel = Kernel(
+        name="text_deliver",
+        input_names=["vectors", "memory"],
+        output_names=["done"],
+        source=kernel_text("text_deliver.cu"),
+    )
+    return kernel.variant([("THREADS", _THREADS)], [mx.float32] * 2, [mx.float32])

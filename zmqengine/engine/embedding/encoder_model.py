@@ -21,7 +21,7 @@ from zmqengine.engine.embedding.encoders.parts import Encoder, Scorer
 from zmqengine.engine.embedding.packing import Packed
 from zmqengine.engine.embedding.pooling import pool
 from zmqengine.engine.embedding.product import Product
-from zmqengine.engine.embedding.replay import RaggedReplays, ReplayJob, Replays
+from zmqengine.engine.embedding.replay import RaggedJob, RaggedReplays, ReplayJob, Replays
 from zmqengine.engine.embedding.text_batch import TextBatch
 from zmqengine.engine.host.backend import on_cuda, on_gpu
 from zmqengine.engine.host.environment import allows_tf32
@@ -81,7 +81,9 @@ class TextEncoder:
         # Replays have several shapes for lengths that differ; attention of a packed batch pads to the longest text.
         return tokens_max if self._replays is None else self.tokens_max
 
-    def begin(self, texts: Sequence[Sequence[int]], second: Sequence[int]) -> TextEncoderJob | ReplayJob:
+    def begin(
+        self, texts: Sequence[Sequence[int]], second: Sequence[int]
+    ) -> TextEncoderJob | ReplayJob | RaggedJob:
         replay = None if self._replays is None else self._replays.begin(texts, second)
         return replay or TextEncoderJob(self._encoder, Packed(texts, second), self._vectors)
 

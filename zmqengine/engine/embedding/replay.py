@@ -10,7 +10,8 @@ import mlx.core as mx
 import numpy as np
 
 from zmqengine.checkpoint.encoder_batch import SCORES_BYTES_MAX
-from zmqengine.engine.autotune.variants import fastest
+from zmqengine.engine.autotune.variants import fastest, same_but_for_rounding
+from zmqengine.engine.embedding.host_memory import VECTORS_SIZE, HostMemory
 from zmqengine.engine.embedding.padded import Padded
 from zmqengine.engine.embedding.product import products_in_kernels
 from zmqengine.engine.embedding.ragged import Ragged
@@ -99,36 +100,94 @@ class RaggedReplays:
     """
 
     def __init__(self, forward: Callable[[Ragged], mx.array], kernels: TextKernels, *, heads: int) -> None:
-        def in_cublas(*given: mx.array) -> mx.array:
-            return forward(Ragged(kernels, *given))
+        def in_cublas(memory: mx.array, *given: mx.array) -> mx.array:
+            vectors = forward(Ragged(kernels, *given))
+            self._width = vectors.shape[1]
+            return kernels.deliver(vectors, memory) if vectors.size <= VECTORS_SIZE else vectors
 
         def in_kernels(*given: mx.array) -> mx.array:
             with products_in_kernels(kernels):
                 return in_cublas(*given)
 
-        self._traced = {"cuBLAS": mx.compile(in_cublas), "kernels": mx.compile(in_kernels)}
+        self._traced: dict[str, Callable[..., mx.array]] = {
+            "cuBLAS": mx.compile(in_cublas),
+            "kernels": mx.compile(in_kernels),
+        }
+        self._width = 0
+        # A batch is built while the one before it is computed.
+        self._memories = HostMemory(), HostMemory()
         self._in_kernels_max = 0
         self._tokens_max = int((SCORES_BYTES_MAX / (4 * heads)) ** 0.5)
 
     def tune(self) -> None:
         """Find the number of tokens up to which kernels are faster, which make the same vectors but for rounding."""
         for size in _TUNED_TOKENS:
-            given = _tables([[1] * _TUNED_LENGTH] * (size // _TUNED_LENGTH), [])
-            variants = {name: partial(traced, *given) for name, traced in self._traced.items()}
-            timing = fastest(variants)
-            log.info("products of texts", extra={"tokens": size, **timing.microseconds})
-            if timing.best != "kernels":
+            if self._fastest(size) != "kernels":
                 break
             self._in_kernels_max = size
 
-    def begin(self, texts: Sequence[Sequence[int]], second: Sequence[int]) -> ReplayJob | None:
+    def _fastest(self, size: int) -> str:
+        count = size // _TUNED_LENGTH
+        given = [*map(mx.array, _tables([[1] * _TUNED_LENGTH] * count, []))]
+        variants = {
+            name: partial(traced, memory.vectors, *given)
+            for (name, traced), memory in zip(self._traced.items(), self._memories, strict=True)
+        }
+
+        def agree(got: mx.array, wanted: mx.array) -> bool:
+            expected, found = (
+                mx.array(RaggedJob(made, memory, count, self._width, size).result())
+                for made, memory in zip((wanted, got), self._memories, strict=True)
+            )
+            return same_but_for_rounding(found, expected)
+
+        timing = fastest(variants, agree=agree)
+        log.info("products of texts", extra={"tokens": size, **timing.microseconds})
+        return timing.best
+
+    def begin(self, texts: Sequence[Sequence[int]], second: Sequence[int]) -> RaggedJob | None:
         """A job for these texts; None if one of them is so long that MLX's products are faster than the kernel."""
         if max(map(len, texts)) > self._tokens_max:
             return None
-        given = _tables(texts, second)
-        size = given[0].shape[1]
-        vectors = self._traced["kernels" if size <= self._in_kernels_max else "cuBLAS"](*given)
-        return ReplayJob([(vectors, len(texts))], np.arange(len(texts)), size)
+        tables = _tables(texts, second)
+        size = tables[0].shape[1]
+        memory, other = self._memories
+        self._memories = other, memory
+        given = memory.fill(tables)
+        made = self._traced["kernels" if size <= self._in_kernels_max else "cuBLAS"](memory.vectors, *given)
+        job = RaggedJob(made, memory, len(texts), self._width, size)
+        memory.user = job
+        return job
+
+
+class RaggedJob:
+    """A batch of `count` texts in one call: a `Job` of one part.
+
+    `made`: what is there once the vectors are in `memory`, or the vectors themselves if they are too many for it.
+    """
+
+    def __init__(self, made: mx.array, memory: HostMemory, count: int, width: int, tokens: int) -> None:
+        self._made = made
+        self._memory = memory
+        self._shape = count, width
+        self._tokens = tokens
+        self._vectors: np.ndarray | None = None
+        self.is_launched = False
+
+    def step(self, tokens_max: int) -> int:
+        """Launch all of it; returns the tokens with padding, as these take the time."""
+        self.is_launched = True
+        mx.async_eval(self._made)  # type: ignore[no-untyped-call]
+        return self._tokens
+
+    def result(self) -> np.ndarray:
+        """The vectors, once they are computed."""
+        if self._vectors is None:
+            mx.eval(self._made)
+            count, _ = self._shape
+            is_delivered = self._made.ndim == 1
+            self._vectors = self._memory.read(*self._shape) if is_delivered else np.array(self._made)[:count]
+        return self._vectors
 
 
 class ReplayJob:
@@ -155,7 +214,7 @@ class ReplayJob:
         return vectors[self._order.argsort()]
 
 
-def _tables(texts: Sequence[Sequence[int]], second: Sequence[int]) -> tuple[mx.array, mx.array]:
+def _tables(texts: Sequence[Sequence[int]], second: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """The arguments of `Ragged`, of sizes that are few."""
     lengths = np.array(list(map(len, texts)))
     ends = lengths.cumsum()
@@ -174,7 +233,7 @@ def _tables(texts: Sequence[Sequence[int]], second: Sequence[int]) -> tuple[mx.a
         tokens[2, :used] = (starts > 0) & (tokens[1, :used] >= starts)
     spans = np.zeros((2, rounded(len(texts), ROWS_BY_POWER)), np.int32)
     spans[:, : len(texts)] = ends - lengths, ends
-    return mx.array(tokens), mx.array(spans)
+    return tokens, spans
 
 
 def _rectangle(texts: Sequence[Sequence[int]], rows: int, columns: int) -> np.ndarray:

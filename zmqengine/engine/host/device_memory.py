@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 import mlx.core as mx
+import numpy as np
 
 from zmqengine.checkpoint.estimate import PADDING_BYTES_MIN
 from zmqengine.engine.options import WiredLimit
@@ -23,6 +24,8 @@ _SHARE = 0.8
 _CONTROL_GROUP = Path("/sys/fs/cgroup/memory.max")
 # CU_MEMPOOL_ATTR_RELEASE_THRESHOLD of cuda.h.
 _RELEASE_THRESHOLD = 4
+# CU_MEM_ADVISE_SET_PREFERRED_LOCATION, CU_MEM_ADVISE_SET_ACCESSED_BY and CU_DEVICE_CPU of cuda.h.
+_PREFERRED_LOCATION, _ACCESSED_BY, _HOST = 3, 5, -1
 
 
 def padding_allowance(parameter_bytes: int) -> int:
@@ -97,6 +100,31 @@ def _keep_mapped(bytes_: int) -> None:
     if failed:
         log.info(
             "CUDA unmaps released memory: steps that copy a batch take longer", extra={"reason": str(failed)}
+        )
+
+
+def share_in_place(memory: np.ndarray) -> None:
+    """Have CUDA read and write managed memory where the host has it, instead of moving its pages by faults.
+
+    Does nothing on other devices. `memory` is that of an array of MLX, which must live on.
+    """
+    if not mx.cuda.is_available():
+        return
+    place, size = ctypes.c_uint64(memory.ctypes.data), ctypes.c_size_t(memory.nbytes)
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        device = ctypes.c_int()
+        failed = (
+            driver.cuDeviceGet(ctypes.byref(device), 0)
+            or driver.cuMemAdvise(place, size, _PREFERRED_LOCATION, _HOST)
+            or driver.cuMemAdvise(place, size, _ACCESSED_BY, device)
+        )
+    except (OSError, AttributeError) as error:
+        failed = error
+    if failed:
+        log.info(
+            "CUDA moves memory that the host shares by page faults: batches take longer",
+            extra={"reason": str(failed)},
         )
 
 
