@@ -5,7 +5,7 @@
   const int begin = texts[text], end = texts[count + text];
   if (column >= width) return;
   float found = LARGEST && begin < end ? states[(long long)begin * width + column] : 0.f;
-#pragma unroll 4
+#pragma unroll 8
   for (int token = begin; token < end; token++) {
     const float state = states[(long long)token * width + column];
     if (LARGEST) {
