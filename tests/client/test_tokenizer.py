@@ -11,10 +11,12 @@ from tokenizers import Tokenizer as RawTokenizer
 
 from zmqengine.engine.fake.fake_tokenizer import CHAT_TEMPLATE, fake_tokenizer_json
 from zmqengine.errors import BadRequest
+from zmqengine.pico import model_path
 from zmqengine.protocol.messages import TokenizerBundle
 from zmqengine_client.text import tokenizer_cache
 from zmqengine_client.text.tokenizer import Tokenizer
 from zmqengine_client.text.tokenizer_cache import TokenizerDirectory
+from zmqengine_client.text.word_table import CHARACTERS_MAX
 
 
 def bundle(name: str = "h1", **fields: object) -> TokenizerBundle:
@@ -69,6 +71,17 @@ def test_truncation_and_padding_left_on_by_training_are_turned_off() -> None:
     raw.enable_padding(length=16)
     tokenizer = Tokenizer(bundle(tokenizer_json=raw.to_str().encode()))
     assert len(tokenizer.encode("12345678")) == 8
+
+
+def test_words_of_a_long_call_are_not_looked_up() -> None:
+    """The library lets other threads run, and tokenizes them on all cores."""
+    tokenizer = Tokenizer(bundle(tokenizer_json=(model_path("pico-embed") / "tokenizer.json").read_bytes()))
+    raw = RawTokenizer.from_str(tokenizer.to_json().decode())
+    text = "a kite " * (CHARACTERS_MAX // 7)
+    for repeats, knows in ((2, False), (1, True)):
+        texts = [text] * repeats
+        assert tokenizer.encode_all(texts) == [raw.encode(text).ids] * repeats
+        assert tokenizer.knows_words is knows
 
 
 @pytest.mark.parametrize("text", [3, None, b"bytes", "\ud800"])

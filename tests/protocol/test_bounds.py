@@ -7,13 +7,14 @@ import math
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack
 import pytest
 
 from zmqengine import request_rules
-from zmqengine.errors import BadRequest, ContextExceeded, TooLarge, UnsupportedProtocol
+from zmqengine.errors import BadRequest, ContextExceeded, TooLarge, UnsupportedProtocol, ZmqEngineError
 from zmqengine.protocol import codec
 from zmqengine.protocol.messages import FRAME_BYTES_MAX, Command, Insert
 from zmqengine.protocol.printable import printable
@@ -393,6 +394,27 @@ def test_a_token_id_is_one_of_the_models(ids: Any, odd: int | None) -> None:
     """An id outside the vocabulary, on either side, is read in MLX without a check."""
     fault = None if odd is None else f"token id {odd} is outside the vocabulary of 10"
     assert request_rules.outside_vocabulary(ids, 10) == fault
+
+
+@pytest.mark.parametrize(
+    ("texts", "error", "message"),
+    [
+        ([[1], []], BadRequest, "text 1 is empty"),
+        ([[1], [2, 10], [11]], BadRequest, "text 1: token id 10 is outside the vocabulary of 10"),
+        ([[1] * 5, [1] * 6, [2]], ContextExceeded, "text 1 has 6 tokens, over the 5"),
+        ([[1]] * 4, BadRequest, "texts: 4, the worker takes 3 at once"),
+        ([[0, 9], [9] * 5, [3]], None, ""),
+    ],
+)
+def test_the_first_text_that_a_model_cannot_read_is_named(
+    texts: list[list[int]], error: type[ZmqEngineError] | None, message: str
+) -> None:
+    """Empty, too long or of ids that it does not have."""
+    model = SimpleNamespace(name="m", vocab_size=10, dimensions=4, labels=0)
+    limits = SimpleNamespace(context_tokens_max=5, texts_max=3)
+    raised = contextlib.nullcontext() if error is None else pytest.raises(error, match=message)
+    with raised:
+        request_rules.check_vectors(request_rules.Vectors(texts), model, limits)
 
 
 def test_a_request_fits_the_context_to_the_last_token() -> None:
