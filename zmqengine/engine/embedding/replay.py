@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 
 import mlx.core as mx
 import numpy as np
@@ -221,7 +222,7 @@ def _tables(texts: Sequence[Sequence[int]], second: Sequence[int]) -> tuple[np.n
     used = int(ends[-1])
     size = rounded(used, TOKENS_BY_POWER)
     tokens = np.zeros((5 if any(second) else 4, size), np.int32)
-    tokens[0, :used] = np.concatenate(texts)
+    tokens[0, :used] = np.fromiter(chain.from_iterable(texts), np.int32, used)
     # Padding is as many texts of one token, whose id is 0.
     tokens[-2] = np.arange(size)
     tokens[-1] = tokens[-2] + 1
