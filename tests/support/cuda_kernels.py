@@ -365,7 +365,7 @@ def join_attended(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
 
 
 def multiply(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
-    """plain_product.cu"""
+    """few_rows.cu with few_rows_plain.cu"""
     rows, weights = inputs
     assert rows.ndim == 2
     assert rows.dtype == weights.dtype == facts["T"]
@@ -395,8 +395,11 @@ def route(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) -> li
 
 
 def multiply_experts(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
-    """experts_rows.cu and plain_product.cu"""
-    rows, weights, order, table = inputs
+    """few_rows_experts.cu and few_rows.cu"""
+    rows, weights, *scales, order, table = inputs
+    if scales:
+        packing = {"group_size": facts["GROUP"], "bits": facts["BITS"]}
+        weights = mx.dequantize(weights, scales[0], scales[1], **packing)
     tiles: Any = table.reshape(-1, 3).tolist()
     found = mx.full(shapes[0], float("nan"))
     for expert, first, end in tiles:
@@ -419,7 +422,7 @@ def sum_experts(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]])
 
 
 def multiply_packed(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
-    """quantised_product.cu"""
+    """few_rows.cu with few_rows_packed.cu"""
     rows, weight, scales, biases = inputs
     assert rows.ndim == 2
     assert rows.dtype == facts["T"]
@@ -530,6 +533,7 @@ KERNELS: dict[str, Callable[[Arrays, Facts, Sequence[tuple[int, ...]]], list[mx.
     "plain_product": multiply,
     "experts_route": route,
     "experts_product": multiply_experts,
+    "experts_packed_product": multiply_experts,
     "experts_sum": sum_experts,
     "quantised_product": multiply_packed,
     "dequantise": dequantise,

@@ -18,6 +18,7 @@
 
 struct Dim { int x, y, z; };
 static Dim blockIdx, threadIdx, gridDim;
+struct uint2 { uint32_t x, y; };
 struct uint4 { uint32_t x, y, z, w; };
 static uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 struct int4 { int x, y, z, w; };
@@ -232,6 +233,17 @@ static void multiply_tf32(float* sum, uint32_t a0, uint32_t a1, uint32_t a2, uin
     return sums;
   });
   for (int c = 0; c < 4; c++) sum[c] += found.at[c];
+}
+
+
+// In place of unpack.cuh.
+template <typename T, int BITS>
+static void unpack(uint2 words, int half, T scale, T bias, uint32_t* pairs) {
+  const uint64_t both = BITS == 4 ? (half ? words.y : words.x) : words.x | (uint64_t)words.y << 32;
+  float made[8];
+  for (int i = 0; i < 8; i++)
+    made[i] = fmaf(both >> (i * BITS) & ((1 << BITS) - 1), static_cast<float>(scale), static_cast<float>(bias));
+  for (int p = 0; p < 4; p++) pairs[p] = rounded<T>(made[p], made[p + 4]);
 }
 
 namespace cooperative_groups {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zmqengine.engine.cuda import plain_products
+from zmqengine.engine.cuda import experts, plain_products, quantised_products
 
 OUTPUTS = (64, 896, 4096, 4352, 6144, 8448, 8512, 16_896, 28_672, 256_000)
 
@@ -13,5 +13,18 @@ def test_every_cut_of_a_product_fits_the_shared_memory_of_a_device():
         for outputs in OUTPUTS:
             cut = plain_products.Cut.of(rows, outputs)
             assert rows <= 8 * cut.tiles
-            assert 4 * plain_products.WARPS * 8 * cut.tiles * (cut.columns + 4) <= cut.shared_bytes
-            assert cut.shared_bytes <= 99 << 10
+            assert 4 * plain_products.WARPS * 8 * cut.tiles * (cut.columns + 4) <= cut.shared_bytes()
+            assert cut.shared_bytes() <= 99 << 10
+
+
+def test_every_cut_of_packed_weights_and_experts_fits_it_too():
+    """With as many bits as there are."""
+    for bits in (0, 4, 8):
+        cuts = [experts._cut(mean, bits) for mean in (1, 8, 9, 16, 17, 1000)]
+        if bits:
+            cuts += map(quantised_products.cut_of, range(1, quantised_products.ROWS_MAX + 1))
+        for cut in cuts:
+            assert 4 * plain_products.WARPS * 8 * cut.tiles * (cut.columns + 4) <= cut.shared_bytes(
+                bits or 16
+            )
+            assert cut.shared_bytes(bits or 16) <= 99 << 10

@@ -10,12 +10,12 @@ import pytest
 
 from tests.support import cuda_kernels, cuda_on_cpu
 from zmqengine.engine.cuda import experts
-from zmqengine.engine.cuda.plain_products import Cut
 from zmqengine.engine.host.backend import on_cuda
 from zmqengine.engine.models.decoder_weights import Experts, Linear
-from zmqengine.engine.models.ops import PlainOps
+from zmqengine.engine.models.ops import PlainOps, dequantised
 
 DIM, INNER = 128, 64
+GROUP = 32
 
 
 @pytest.fixture(autouse=True)
@@ -33,10 +33,14 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def mixture_of(
-    count: int, per_token: int, *, normalised: bool = True, dtype: mx.Dtype = mx.bfloat16
+    count: int, per_token: int, *, normalised: bool = True, dtype: mx.Dtype = mx.bfloat16, bits: int = 0
 ) -> Experts:
     def weights(*shape: int, seed: int) -> Linear:
-        return Linear((mx.random.normal(shape, key=mx.random.key(seed)) * 0.1).astype(dtype))
+        wide = (mx.random.normal(shape, key=mx.random.key(seed)) * 0.1).astype(dtype)
+        if not bits:
+            return Linear(wide)
+        packed, scales, biases = mx.quantize(wide, group_size=GROUP, bits=bits)
+        return Linear(packed, None, scales, biases, None, bits, GROUP, "affine")
 
     return Experts(
         weights(count, DIM, seed=1),
@@ -54,11 +58,16 @@ def inputs_of(tokens: int, count: int, dtype: mx.Dtype = mx.bfloat16) -> tuple[m
     return states, (logits - 3 * mx.arange(count) / count).astype(dtype)
 
 
+def wide_of(linear: Linear) -> mx.array:
+    if linear.scales is None or linear.biases is None:
+        return linear.weight
+    exact = linear._replace(scales=linear.scales.astype(mx.float32), biases=linear.biases.astype(mx.float32))
+    return dequantised(exact)
+
+
 def wanted(states: mx.array, logits: mx.array, mlp: Experts) -> np.ndarray:
-    x, scores, gate_up, down = (
-        np.array(array.astype(mx.float32))
-        for array in (states, logits, mlp.gate_up[0].weight, mlp.down.weight)
-    )
+    weights = [wide_of(linear) for linear in (*mlp.gate_up, mlp.down)]
+    x, scores, gate_up, down = map(as_numpy, (states, logits, *weights))
     made = np.zeros_like(x)
     for token, row in enumerate(scores):
         chosen = np.argsort(-row, kind="stable")[: mlp.per_token]
@@ -85,6 +94,20 @@ def test_tokens_get_their_experts(
     states, logits = inputs_of(tokens, count, dtype)
     got, expected = as_numpy(experts.mixture(states, logits, mlp)), wanted(states, logits, mlp)
     # Two products and their inputs are rounded to the type, 8 or 11 bits.
+    assert np.linalg.norm(got - expected) / np.linalg.norm(expected) < (
+        0.01 if dtype == mx.bfloat16 else 0.002
+    )
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 70])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16], ids=str)
+def test_tokens_get_their_quantised_experts(tokens: int, bits: int, dtype: mx.Dtype) -> None:
+    """The packed weights are read as they are."""
+    mlp = mixture_of(5, 2, dtype=dtype, bits=bits)
+    assert experts.supports(mlp)
+    states, logits = inputs_of(tokens, 5, dtype)
+    got, expected = as_numpy(experts.mixture(states, logits, mlp)), wanted(states, logits, mlp)
     assert np.linalg.norm(got - expected) / np.linalg.norm(expected) < (
         0.01 if dtype == mx.bfloat16 else 0.002
     )
@@ -137,12 +160,3 @@ def test_the_first_of_equal_logits_are_chosen() -> None:
     logits = mx.zeros((2, 40), mx.bfloat16)
     got, expected = as_numpy(experts.mixture(states, logits, mlp)), wanted(states, logits, mlp)
     np.testing.assert_allclose(got, expected, atol=0.02 * np.abs(expected).max())
-
-
-def test_every_tiling_fits_a_thread_block() -> None:
-    """99 KiB of shared memory, for the parts and for the sums of the warps."""
-    for mean in (1, 8, 9, 16, 17, 1000):
-        cut = experts._cut(mean)
-        assert isinstance(cut, Cut)
-        assert cut.shared_bytes <= 99 * 1024
-        assert 4 * 4 * 8 * cut.tiles * (cut.columns + 4) <= cut.shared_bytes

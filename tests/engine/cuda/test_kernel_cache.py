@@ -166,6 +166,13 @@ def build_every_kernel() -> None:
         packed = mx.zeros((64, 256 * bits // 32), mx.uint32)
         quantised_products.few_rows(zeros(3, 256), packed, zeros(64, 4), zeros(64, 4), bits, 64)
         quantised_products.dequantised(packed, zeros(64, 4), zeros(64, 4), bits, 64, BFLOAT16)
+        packed_experts = [
+            Linear(mx.zeros((4, outputs, 64 * bits // 32), mx.uint32), None, zeros(4, outputs, 1), zeros(4, outputs, 1),
+                   None, bits, 64, "affine")
+            for outputs in (128, 64)
+        ]  # fmt: skip
+        mlp = Experts(router, (packed_experts[0],), packed_experts[1], 2, normalised=True)
+        experts.mixture(zeros(2, 64), zeros(2, 4), mlp)
     plan = draw_kernel.columns([draw_kernel.Drawn(1, 0, 1.0, 5, 0.9, -math.inf)])
     draw_kernel.choose(zeros(1, 1000), plan, 0)
     kv_kernels.move_rows([(keys, keys)], [(keys, keys)], [Move(1, 0, 0, 0, 2)])
@@ -216,7 +223,7 @@ def test_every_kernel_compiles_for_every_device(
         monkeypatch.setattr(nvrtc, "_check", lambda _: None)
         # CUDA's headers are looked for beside it.
         monkeypatch.setattr(nvrtc, "_mlx_directory", lambda: package)
-    assert len(every_kernel) == 43
+    assert len(every_kernel) == 47
     newest, oldest = (Nvrtc(name, kernel.HEADERS) for name in ("sm_90a", "sm_80"))
     for name, text in sorted(every_kernel):
         # Both of one kernel, or the test takes twice as long.

@@ -1,8 +1,8 @@
-"""Mixtures of experts with weights in half precision on CUDA: five kernels for any number of tokens.
+"""Mixtures of experts on CUDA: four kernels behind the router's product, for any number of tokens.
 
-MLX makes some twenty launches of it, and its products of sorted tokens read weights without alignment. Here one kernel
-chooses experts and orders the pairs of token and expert by expert, the two products read the weights of each chosen
-expert by the kernel of `plain_products`, and one sums up.
+MLX makes some twenty launches of it, and its products read weights without alignment, or once for each pair of token
+and expert where they are quantised. Here one kernel chooses experts and orders the pairs by expert, the two products
+read the weights of each chosen expert by the kernel of few_rows.cu, and one sums up.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from functools import lru_cache
 
 import mlx.core as mx
 
-from zmqengine.engine.cuda import plain_products
+from zmqengine.engine.cuda import plain_products, quantised_products
 from zmqengine.engine.cuda.kernel import Kernel, Variant
 from zmqengine.engine.cuda.kernel_text import kernel_text
-from zmqengine.engine.cuda.plain_products import WARPS, Cut
+from zmqengine.engine.cuda.plain_products import WARPS, Cut, few_rows_text
 from zmqengine.engine.models.decoder_weights import Experts, Linear
 
 # A lane keeps the logits of an eighth of them in registers, and a warp has a lane for each expert of a token.
@@ -26,14 +26,21 @@ _TILE = 3
 
 def supports(experts: Experts) -> bool:
     """Whether `mixture` supports these weights."""
-    products = [*experts.gate_up, experts.down]
     return (
         len(experts.gate_up) == 1
-        and not any(linear.bits or linear.bias is not None for linear in products)
-        and all(plain_products.fits(linear.inputs, linear.dtype) for linear in products)
+        and _fits(experts.gate_up[0])
+        and _fits(experts.down)
         and experts.router.outputs <= _EXPERTS_MAX
         and experts.per_token <= _PER_TOKEN_MAX
     )
+
+
+def _fits(linear: Linear) -> bool:
+    if linear.bias is not None:
+        return False
+    if not linear.bits:
+        return plain_products.fits(linear.inputs, linear.dtype)
+    return quantised_products.fits(linear.mode, linear.bits, linear.group_size, linear.inputs, linear.dtype)
 
 
 def mixture(inputs: mx.array, logits: mx.array, experts: Experts) -> mx.array:
@@ -44,9 +51,10 @@ def mixture(inputs: mx.array, logits: mx.array, experts: Experts) -> mx.array:
     """
     (tokens, count), per_token = logits.shape, experts.per_token
     pairs = tokens * per_token
-    cut = _cut(pairs / min(pairs, count))
-    tiles = pairs // (8 * cut.tiles) + min(pairs, count)
-    shares, _, order, table = _route(count, per_token, experts.normalised, 8 * cut.tiles, logits.dtype)(
+    cut = _cut(pairs / min(pairs, count), experts.down.bits)
+    rows = 8 * cut.tiles
+    tiles = pairs // rows + min(pairs, count)
+    shares, _, order, table = _route(count, per_token, experts.normalised, rows, logits.dtype)(
         inputs=[logits],
         grid=(_ROUTE_THREADS, 1, 1),
         threadgroup=(_ROUTE_THREADS, 1, 1),
@@ -65,8 +73,10 @@ def mixture(inputs: mx.array, logits: mx.array, experts: Experts) -> mx.array:
     return found
 
 
-def _cut(mean: float) -> Cut:
-    """The fastest tiling on an H200 for `mean` tokens an expert, 64 experts of 2,048 by 768."""
+def _cut(mean: float, bits: int) -> Cut:
+    """The tiling for `mean` tokens an expert: without `bits`, the fastest on an H200 for 64 experts of 2,048 by 768."""
+    if bits:
+        return quantised_products.cut_of(min(quantised_products.ROWS_MAX, round(mean)))
     if mean <= 8:
         return Cut(1, 64, 2)
     return Cut(2, 32, 3) if mean <= 16 else Cut(4, 64, 2)
@@ -83,9 +93,10 @@ def _multiply(
     *,
     gated: bool,
 ) -> mx.array:
-    outputs = linear.outputs
-    return _product(cut, rows.dtype, per_token, gated)(
-        inputs=[rows, linear.weight, order, table],
+    outputs, packing = linear.outputs, (linear.bits, linear.group_size)
+    scales = [array for array in (linear.scales, linear.biases) if array is not None]
+    return _product(cut, rows.dtype, per_token, packing, gated)(
+        inputs=[rows, linear.weight, *scales, order, table],
         grid=(-(-outputs // cut.columns) * WARPS * 32, table.shape[0] // _TILE, 1),
         threadgroup=(WARPS * 32, 1, 1),
         output_shapes=[(pairs, outputs // 2 if gated else outputs)],
@@ -106,17 +117,22 @@ def _route(experts: int, per_token: int, normalised: bool, rows: int, dtype: mx.
 
 
 @lru_cache(maxsize=64)
-def _product(cut: Cut, dtype: mx.Dtype, per_token: int, is_gated: bool) -> Variant:
+def _product(cut: Cut, dtype: mx.Dtype, per_token: int, packing: tuple[int, int], is_gated: bool) -> Variant:
+    bits, group_size = packing
+    scales = ["scales", "biases"] if bits else []
     kernel = Kernel(
-        name="experts_product",
-        input_names=["x", "w", "order", "tiles"],
+        name="experts_packed_product" if bits else "experts_product",
+        input_names=["x", "w", *scales, "order", "tiles"],
         output_names=["out"],
-        source=kernel_text("experts_rows.cu", "plain_product.cu"),
-        header=kernel_text("tensor_cores.cuh", "copies_ahead.cuh", "plain_product.cuh"),
-        shared_memory=cut.shared_bytes,
+        source=few_rows_text("experts", "packed" if bits else "plain"),
+        header=kernel_text("tensor_cores.cuh", "copies_ahead.cuh", "gated.cuh", *["unpack.cuh"] * bool(bits)),
+        shared_memory=cut.shared_bytes(bits or 16),
     )
     template = [*cut.template(dtype, gated=is_gated), ("PER", per_token)]
-    return kernel.variant(template, [dtype, dtype, mx.int32, mx.int32], [dtype])
+    if bits:
+        template += [("BITS", bits), ("GROUP", group_size)]
+    weights = mx.uint32 if bits else dtype
+    return kernel.variant(template, [dtype, weights, *[dtype] * len(scales), mx.int32, mx.int32], [dtype])
 
 
 @lru_cache(maxsize=16)

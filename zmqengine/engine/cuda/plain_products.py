@@ -39,14 +39,13 @@ class Cut(NamedTuple):
             return cls(tiles, 32, 3)
         return cls(tiles, 64, 2)
 
-    @property
-    def shared_bytes(self) -> int:
-        """Shared memory of a thread block: two fit on an H200, and one on every device of compute capability 8 or more,
-        which has 99 KiB."""
-        return WARPS * self.stages * (self.columns + 8 * self.tiles) * PART * 2
+    def shared_bytes(self, bits: int = 16) -> int:
+        """Shared memory of a thread block, with weights of so many bits: two fit on an H200, and one on every device of
+        compute capability 8 or more, which has 99 KiB."""
+        return WARPS * self.stages * (self.columns * bits + 8 * self.tiles * 16) * PART // 8
 
     def template(self, dtype: mx.Dtype, *, gated: bool) -> list[tuple[str, Any]]:
-        """Template arguments of plain_product.cu."""
+        """Template arguments of few_rows.cu."""
         return [
             ("T", dtype),
             ("TILES", self.tiles),
@@ -79,14 +78,19 @@ def few_rows(inputs: mx.array, weights: mx.array, *, gated: bool = False) -> mx.
     )[0]
 
 
+def few_rows_text(rows: str, weights: str) -> str:
+    """The kernel of products, for `all` rows or those of `experts`, and weights that are `plain` or `packed`."""
+    return kernel_text(f"few_rows_{rows}.cu", "few_rows_begin.cu", f"few_rows_{weights}.cu", "few_rows.cu")
+
+
 @lru_cache(maxsize=64)
 def _few_rows(cut: Cut, dtype: mx.Dtype, is_gated: bool) -> Variant:
     kernel = Kernel(
         name="plain_product",
         input_names=["x", "w"],
         output_names=["out"],
-        source=kernel_text("plain_product_rows.cu", "plain_product.cu"),
-        header=kernel_text("tensor_cores.cuh", "copies_ahead.cuh", "plain_product.cuh"),
-        shared_memory=cut.shared_bytes,
+        source=few_rows_text("all", "plain"),
+        header=kernel_text("tensor_cores.cuh", "copies_ahead.cuh", "gated.cuh"),
+        shared_memory=cut.shared_bytes(),
     )
     return kernel.variant(cut.template(dtype, gated=is_gated), [dtype, dtype], [dtype])

@@ -11,21 +11,20 @@ import mlx.core as mx
 
 from zmqengine.engine.cuda.kernel import Kernel, Variant
 from zmqengine.engine.cuda.kernel_text import kernel_text
+from zmqengine.engine.cuda.plain_products import PART, WARPS, Cut, few_rows_text
 
 ROWS_MAX = 64
 """Maximum rows of the kernel."""
 
 _BITS = (4, 8)
 _GROUPS = (32, 64, 128)
-# Unit of a layer's inputs.
-_PART = 128
 _THREADS, _EACH = 256, 4
 
 
 def fits(mode: str, bits: int, group_size: int, inputs: int, dtype: mx.Dtype) -> bool:
     """Whether the kernel supports these weights."""
     is_known = mode == "affine" and bits in _BITS and group_size in _GROUPS
-    return is_known and inputs % _PART == 0 and dtype in (mx.bfloat16, mx.float16)
+    return is_known and inputs % PART == 0 and dtype in (mx.bfloat16, mx.float16)
 
 
 def few_rows(
@@ -34,14 +33,19 @@ def few_rows(
     """The product of `inputs` [rows, inputs] and the transpose of quantised weights, on tensor cores: [rows,
     outputs]."""
     rows, outputs = inputs.shape[0], weight.shape[0]
-    tiles = next(tiles for tiles in (1, 2, 4, 8) if rows <= 8 * tiles)
-    warps = 4 if tiles == 8 else 8
-    return _few_rows(tiles, warps, bits, group_size, inputs.dtype, scales.dtype)(
+    cut = cut_of(rows)
+    return _few_rows(cut, bits, group_size, inputs.dtype, scales.dtype)(
         inputs=[inputs, weight, scales, biases],
-        grid=((outputs + 31) // 32 * warps * 32, 1, 1),
-        threadgroup=(warps * 32, 1, 1),
+        grid=(-(-outputs // cut.columns) * WARPS * 32, 1, 1),
+        threadgroup=(WARPS * 32, 1, 1),
         output_shapes=[(rows, outputs)],
     )[0]
+
+
+def cut_of(rows: int) -> Cut:
+    """The tiling for a number of rows: a thread block reads them all, for as many columns as its registers allow."""
+    tiles = next(tiles for tiles in (1, 2, 4, 8) if rows <= 8 * tiles)
+    return Cut(tiles, 32, 4) if tiles <= 2 else Cut(tiles, 64, 3 if tiles == 4 else 2)
 
 
 def dequantised(
@@ -73,15 +77,14 @@ def _dequantise(bits: int, group_size: int, dtype: mx.Dtype, scales: mx.Dtype) -
 
 
 @lru_cache(maxsize=64)
-def _few_rows(
-    tiles: int, warps: int, bits: int, group_size: int, dtype: mx.Dtype, scales: mx.Dtype
-) -> Variant:
+def _few_rows(cut: Cut, bits: int, group_size: int, dtype: mx.Dtype, scales: mx.Dtype) -> Variant:
     kernel = Kernel(
         name="quantised_product",
         input_names=["x", "w", "scales", "biases"],
         output_names=["out"],
-        source=kernel_text("quantised_product.cu"),
-        header=kernel_text("tensor_cores.cuh", "quantised_product.cuh"),
+        source=few_rows_text("all", "packed"),
+        header=kernel_text("tensor_cores.cuh", "copies_ahead.cuh", "gated.cuh", "unpack.cuh"),
+        shared_memory=cut.shared_bytes(bits),
     )
-    template = [("T", dtype), ("BITS", bits), ("GROUP", group_size), ("TILES", tiles), ("WARPS", warps)]
+    template = [*cut.template(dtype, gated=False), ("BITS", bits), ("GROUP", group_size)]
     return kernel.variant(template, [dtype, mx.uint32, scales, scales], [dtype])

@@ -15,13 +15,13 @@ struct TwoOf<__half> {
   static __device__ type both(__half a) { return __half2half2(a); }
 };
 
-// Eight weights of a lane: values p and p + 4 in `pairs[p]`, scale * q + bias rounded once.
+// Eight weights of a lane: values p and p + 4 in `pairs[p]`, scale * q + bias rounded once. Of 4 bits, they are one word
+// for each half; of 8 bits, both.
 template <typename T, int BITS>
-__device__ __forceinline__ void unpack(
-    const uint32_t* packed, int chunk, T scale, T bias, uint32_t* pairs) {
+__device__ __forceinline__ void unpack(uint2 words, int half, T scale, T bias, uint32_t* pairs) {
   using Two = typename TwoOf<T>::type;
   if (BITS == 4) {
-    const uint32_t word = packed[chunk];
+    const uint32_t word = half ? words.y : words.x;
     constexpr uint32_t magic = TwoOf<T>::magic;
     Two base;
     *reinterpret_cast<uint32_t*>(&base) = magic;
@@ -33,7 +33,7 @@ __device__ __forceinline__ void unpack(
       pairs[p] = *reinterpret_cast<const uint32_t*>(&value);
     }
   } else {
-    const uint32_t low = packed[2 * chunk], high = packed[2 * chunk + 1];
+    const uint32_t low = words.x, high = words.y;
     const float s = static_cast<float>(scale), b = static_cast<float>(bias);
 #pragma unroll
     for (int p = 0; p < 4; p++) {

@@ -1,34 +1,16 @@
-// y[m, n] = sum over k of x[m, k] * weights[n, k], for the M rows of a block: every weight is read once for them.
-// A block makes COLUMNS of y; its warps share the k among them, 64 at a time in turn. A warp copies its own parts of w and
-// x ahead into a ring of STAGES parts in shared memory, and waits for nobody until the end. It multiplies 16 weights'
-// rows by 8 rows of x at a time. Which k stands where in a product is free as long as both sides agree: a lane takes 16
-// bytes of each side. Every other row has its halves the other way round, so that lanes read from banks of their own.
-// What a row gives does not depend on how many there are. GATED, the first half of w are gates of the other, and a block
-// makes half as many columns, of both.
-  extern __shared__ uint4 shared_start[];
-  constexpr int ROW = 8;  // of a part, in 16 bytes
-  constexpr int EIGHTS = COLUMNS / 8;
-  constexpr int PART = (COLUMNS + 8 * TILES) * ROW;
-  constexpr int MADE = GATED ? COLUMNS / 2 : COLUMNS;
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  const int piece = lane & 3, row = lane >> 2;
-  const int n0 = blockIdx.x * MADE;
+// The rest of a product, behind its rows and its weights.
   const int parts = K / 64;
+  constexpr int PART = WEIGHTS + 8 * TILES * ROW;
   uint4* ring = shared_start + warp * STAGES * PART;
   const int copied = lane & 7, copied_row = lane >> 3;
   auto fetch = [&](int part, int stage) {
     uint4* to = ring + stage * PART;
+    copy_weights(to, part);
     const int k = part * 64 + copied * 8;
-#pragma unroll
-    for (int i = 0; i < COLUMNS / 4; i++) {
-      const int r = copied_row + 4 * i;
-      const long long n = r < MADE ? min(n0 + r, N - 1) : N + min(n0 + r - MADE, N - 1);
-      copy_ahead(to + r * ROW + (copied ^ ((r & 1) << 2)), weights + n * K + k, true);
-    }
 #pragma unroll
     for (int i = 0; i < 2 * TILES; i++) {
       const int r = copied_row + 4 * i;
-      uint4* at = to + (COLUMNS + r) * ROW + (copied ^ ((r & 1) << 2));
+      uint4* at = to + WEIGHTS + r * ROW + turned(copied, r);
       copy_ahead(at, x + (long long)row_of(r, i) * K + k, r < M);
     }
   };
@@ -55,15 +37,14 @@
     coming += WARPS;
     end_group();
     const uint4* from = ring + stage * PART;
+    begin_part(part);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-      const int at = (half * 4 + piece) ^ ((row & 1) << 2);
       uint4 a[EIGHTS];
-#pragma unroll
-      for (int i = 0; i < EIGHTS; i++) a[i] = from[(i * 8 + row) * ROW + at];
+      weights_of(from, half, a);
 #pragma unroll
       for (int j = 0; j < TILES; j++) {
-        const uint4 b = from[(COLUMNS + j * 8 + row) * ROW + at];
+        const uint4 b = as_weights(from[WEIGHTS + (j * 8 + row) * ROW + turned(place_of(half), row)]);
 #pragma unroll
         for (int i = 0; i < EIGHTS / 2; i++) {
           multiply<T>(sums[i][j], a[2 * i].x, a[2 * i + 1].x, a[2 * i].y, a[2 * i + 1].y, b.x, b.y);

@@ -5,7 +5,7 @@
   const int first = tile[1], M = tile[2] - first;
   if (M == 0) return;
   const int K = x_shape[1], N = w_shape[1] / (GATED ? 2 : 1);
-  const T* weights = w + (long long)tile[0] * w_shape[1] * K;
+  const long long rows_before = (long long)tile[0] * w_shape[1];
   int given_rows[2 * TILES];
 #pragma unroll
   for (int i = 0; i < 2 * TILES; i++) {
