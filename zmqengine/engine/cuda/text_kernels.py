@@ -20,6 +20,8 @@ from zmqengine.engine.models.text_ops import NormOfSums, Tables
 
 _LANES = 32
 _THREADS = 128
+# Threads of a block of look-ups: it reads the table of eight tokens, the 32 bytes that are read at least from the host.
+_EMBED_THREADS = 256
 # Threads of a block of the product, and its shared memory: two fit on an H200, and one on every device of compute
 # capability 8 or more, which has 99 KiB.
 _PRODUCT_THREADS, _RING_BYTES = 256, 72 << 10
@@ -79,8 +81,8 @@ def embed(tokens: mx.array, texts: mx.array, tables: Tables) -> tuple[mx.array, 
     has = positions is not None, types is not None, bias is not None
     states, spans = _embed(width, first, has, eps)(
         inputs=[tokens, texts, words, *given],
-        grid=(count * _THREADS, 1, 1),
-        threadgroup=(_THREADS, 1, 1),
+        grid=(-(-count * _LANES // _EMBED_THREADS) * _EMBED_THREADS, 1, 1),
+        threadgroup=(_EMBED_THREADS, 1, 1),
         output_shapes=[(count, width), (max(WORDS, spans_count),)],
     )
     return states, spans[: 2 * count], spans[2 * count : spans_count]
@@ -220,7 +222,7 @@ def _embed(width: int, first: int, has: tuple[bool, bool, bool], eps: float) -> 
     positions, types, biased = has
     template = [
         ("W", width), ("FIRST", first), ("POSITIONS", positions), ("TYPES", types), ("BIASED", biased),
-        ("EPS", bits_of(eps)), ("THREADS", _THREADS),
+        ("EPS", bits_of(eps)), ("THREADS", _EMBED_THREADS),
     ]  # fmt: skip
     return kernel.variant(template, [mx.int32] * 2 + [mx.float32] * 5, [mx.float32, mx.int32])
 
