@@ -437,7 +437,7 @@ def dequantise(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
 
 
 def embed_texts(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
-    """text_embed.cu; unwritten entries of the spans are no spans"""
+    """text_embed.cu; unwritten entries of the copies are no spans"""
     tokens, texts, words, positions, types, weight, bias = inputs
     found = words[tokens[0]]
     if facts["POSITIONS"]:
@@ -446,8 +446,8 @@ def embed_texts(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]])
         is_pair = len(tokens) > 4 and len(types) > 1
         found = found + (types[tokens[2]] if is_pair else types[0])
     normed = mx.fast.layer_norm(found, weight, bias if facts["BIASED"] else None, number(facts["EPS"]))
-    spans = mx.concatenate([tokens[-2:].flatten(), texts.flatten()])
-    return [normed, mx.pad(spans, (0, shapes[1][0] - spans.size), constant_values=-1)]
+    copied = mx.concatenate([tokens[-2:].flatten(), tokens[1], texts.flatten()])
+    return [normed, mx.pad(copied, (0, shapes[1][0] - copied.size), constant_values=-1)]
 
 
 def attend_texts(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:

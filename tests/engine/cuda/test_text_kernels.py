@@ -80,7 +80,7 @@ def test_a_token_attends_to_its_text(
 def test_what_tokens_are_embedded_as_is_summed_and_normed(
     of_pairs: bool, width: int, has: tuple[bool, bool, bool]
 ) -> None:
-    """With and without positions, types and a bias; spans are copied unchanged."""
+    """With and without positions, types and a bias; spans and positions are copied unchanged."""
     words, positions, types, both = (
         mx.random.normal((count, width), key=mx.random.key(count)) for count in (50, 20, 2, 3)
     )
@@ -94,7 +94,7 @@ def test_what_tokens_are_embedded_as_is_summed_and_normed(
     tables = Tables(
         words, positions if of_positions else None, 3, types if of_types else None, weight, bias, 1e-5
     )
-    states, spans, text_spans = text_kernels.embed(mx.array(tokens), mx.array(texts), tables)
+    states, spans, places, text_spans = text_kernels.embed(mx.array(tokens), mx.array(texts), tables)
     wanted = words[mx.array(tokens[0])]
     if of_positions:
         wanted = wanted + positions[mx.array(tokens[1] + 3)]
@@ -103,6 +103,7 @@ def test_what_tokens_are_embedded_as_is_summed_and_normed(
     normed = mx.fast.layer_norm(wanted, weight, bias, 1e-5)
     np.testing.assert_allclose(np.array(states), np.array(normed), rtol=1e-4, atol=1e-5)
     assert np.array(spans).tolist() == tokens[-2:].ravel().tolist()
+    assert np.array(places).tolist() == tokens[1].tolist()
     assert np.array(text_spans).tolist() == texts.ravel().tolist()
 
 

@@ -1,6 +1,6 @@
 // The embeddings of tokens, positions and parts of pairs, summed and normalised; a warp takes a token. `tokens` is the
-// table of `Ragged`, in memory of the host: a block reads its part of each row once, and copies the spans of tokens and
-// texts, which later kernels read.
+// table of `Ragged`, in memory of the host: a block reads its part of each row once, and copies what later kernels read,
+// the spans of tokens, their positions, and the spans of texts.
   constexpr int TOKENS = THREADS / 32, EACH = (W + 31) / 32;
   __shared__ int shared_table[5][TOKENS];
   const int count = tokens_shape[1], rows = tokens_shape[0], text_count = texts_shape[1];
@@ -10,10 +10,10 @@
     shared_table[row][at] = tokens[row * count + min(blockIdx.x * TOKENS + at, count - 1)];
   }
   for (int n = blockIdx.x * THREADS + threadIdx.x; n < 2 * text_count; n += gridDim.x * THREADS)
-    spans[2 * count + n] = texts[n];
+    copied[3 * count + n] = texts[n];
   __syncthreads();
   if (token >= count) return;
-  if (lane < 2) spans[lane * count + token] = shared_table[rows - 2 + lane][warp];
+  if (lane < 3) copied[lane * count + token] = shared_table[lane < 2 ? rows - 2 + lane : 1][warp];
   const long long id = shared_table[0][warp], position = shared_table[1][warp] + FIRST;
   const long long type = rows > 4 && types_shape[0] > 1 ? shared_table[2][warp] : 0;
   auto over_warp = [](float sum) {

@@ -16,7 +16,7 @@ from zmqengine.engine.cuda.between_products import bits_of
 from zmqengine.engine.cuda.kernel import Kernel, Variant
 from zmqengine.engine.cuda.kernel_text import kernel_text
 from zmqengine.engine.cuda.resident import WORDS
-from zmqengine.engine.models.text_ops import NormOfSums, Tables
+from zmqengine.engine.models.text_ops import EmbeddedTokens, NormOfSums, Tables
 
 _LANES = 32
 _THREADS = 128
@@ -68,24 +68,22 @@ _TILES = Tile(128, 64, 4, 2, 1), Tile(64, 32, 2, 1, 4), Tile(32, 16, 1, 1, 8), T
 _BLOCKS_MIN = 66
 
 
-def embed(tokens: mx.array, texts: mx.array, tables: Tables) -> tuple[mx.array, mx.array, mx.array]:
-    """Embedded `tokens`, normalised [tokens, width]; and the spans of tokens, for `attend`, and of `texts`, for `pool`,
-    in a buffer of the device.
-
-    `tokens` and `texts` are those of `Ragged`.
-    """
-    count, spans_count = tokens.shape[1], 2 * (tokens.shape[1] + texts.shape[1])
+def embed(tokens: mx.array, texts: mx.array, tables: Tables) -> EmbeddedTokens:
+    """Embedded `tokens`, and what other kernels read of the tables. `tokens` and `texts` are those of `Ragged`."""
+    count, copied_count = tokens.shape[1], 3 * tokens.shape[1] + texts.size
     words, positions, first, types, weight, bias, eps = tables
     width, nothing = words.shape[1], scalar(0.0)
     given = [nothing if array is None else array for array in (positions, types, weight, bias)]
     has = positions is not None, types is not None, bias is not None
-    states, spans = _embed(width, first, has, eps)(
+    states, copied = _embed(width, first, has, eps)(
         inputs=[tokens, texts, words, *given],
         grid=(-(-count * _LANES // _EMBED_THREADS) * _EMBED_THREADS, 1, 1),
         threadgroup=(_EMBED_THREADS, 1, 1),
-        output_shapes=[(count, width), (max(WORDS, spans_count),)],
+        output_shapes=[(count, width), (max(WORDS, copied_count),)],
     )
-    return states, spans[: 2 * count], spans[2 * count : spans_count]
+    return EmbeddedTokens(
+        states, copied[: 2 * count], copied[2 * count : 3 * count], copied[3 * count : copied_count]
+    )
 
 
 def supports(dim: int) -> bool:
@@ -215,7 +213,7 @@ def _embed(width: int, first: int, has: tuple[bool, bool, bool], eps: float) -> 
     kernel = Kernel(
         name="text_embed",
         input_names=names,
-        output_names=["out", "spans"],
+        output_names=["out", "copied"],
         source=kernel_text("text_embed.cu"),
         ensure_row_contiguous=False,
     )

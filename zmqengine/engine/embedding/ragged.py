@@ -30,7 +30,8 @@ class Ragged:
     def embed(self, tables: Tables) -> mx.array:
         """The embedded tokens, normalised; to be called once, before the others, which then read less of the host's
         memory."""
-        states, self._spans, self._texts = self._kernels.embed(*self._tables, tables)
+        states, self._spans, self.positions, self._texts = self._kernels.embed(*self._tables, tables)
+        self.offset = self.positions
         return states
 
     def heads(self, states: mx.array, counts: Sequence[int]) -> list[mx.array]:

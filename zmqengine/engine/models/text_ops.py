@@ -19,6 +19,18 @@ class Tables(NamedTuple):
     eps: float
 
 
+class EmbeddedTokens(NamedTuple):
+    """Tokens as `states`, normalised [tokens, width], and copies of tables in a buffer of the device.
+
+    `spans` for `attend`; `positions` [tokens]; `texts` for `pool`.
+    """
+
+    states: mx.array
+    spans: mx.array
+    positions: mx.array
+    texts: mx.array
+
+
 class NormOfSums(NamedTuple):
     """A norm of sums that `TextKernels.sum_up` made: the `stats` of them, and the norm's own arrays and number."""
 
@@ -33,9 +45,7 @@ class TextKernels(Protocol):
 
     def supports(self, dim: int) -> bool: ...
 
-    def embed(
-        self, tokens: mx.array, texts: mx.array, tables: Tables
-    ) -> tuple[mx.array, mx.array, mx.array]: ...
+    def embed(self, tokens: mx.array, texts: mx.array, tables: Tables) -> EmbeddedTokens: ...
 
     def attend(
         self,
