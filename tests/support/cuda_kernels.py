@@ -422,7 +422,7 @@ def sum_experts(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]])
 
 
 def multiply_packed(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
-    """few_rows.cu with few_rows_packed.cu"""
+    """quantised_product.cu, and few_rows.cu with few_rows_packed.cu"""
     rows, weight, scales, biases = inputs
     assert rows.ndim == 2
     assert rows.dtype == facts["T"]
@@ -536,5 +536,6 @@ KERNELS: dict[str, Callable[[Arrays, Facts, Sequence[tuple[int, ...]]], list[mx.
     "experts_packed_product": multiply_experts,
     "experts_sum": sum_experts,
     "quantised_product": multiply_packed,
+    "packed_product": multiply_packed,
     "dequantise": dequantise,
 }

@@ -238,8 +238,8 @@ static void multiply_tf32(float* sum, uint32_t a0, uint32_t a1, uint32_t a2, uin
 
 // In place of unpack.cuh.
 template <typename T, int BITS>
-static void unpack(uint2 words, int half, T scale, T bias, uint32_t* pairs) {
-  const uint64_t both = BITS == 4 ? (half ? words.y : words.x) : words.x | (uint64_t)words.y << 32;
+static void unpack(uint2 words, T scale, T bias, uint32_t* pairs) {
+  const uint64_t both = words.x | (uint64_t)words.y << 32;
   float made[8];
   for (int i = 0; i < 8; i++)
     made[i] = fmaf(both >> (i * BITS) & ((1 << BITS) - 1), static_cast<float>(scale), static_cast<float>(bias));

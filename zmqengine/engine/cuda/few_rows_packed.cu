@@ -31,9 +31,10 @@
 #pragma unroll
     for (int i = 0; i < EIGHTS; i++) {
       const uint2* words = reinterpret_cast<const uint2*>(from + (i * 8 + row) * WEIGHT_ROW);
-      const uint2 eights = words[BITS == 4 ? piece : 2 * piece + half];
+      uint2 eight = words[BITS == 4 ? piece : 2 * piece + half];
+      if (BITS == 4 && half) eight.x = eight.y;
       uint32_t pairs[4];
-      unpack<T, BITS>(eights, half, scale[i], bias[i], pairs);
+      unpack<T, BITS>(eight, scale[i], bias[i], pairs);
       to[i] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
     }
   };

@@ -15,13 +15,12 @@ struct TwoOf<__half> {
   static __device__ type both(__half a) { return __half2half2(a); }
 };
 
-// Eight weights of a lane: values p and p + 4 in `pairs[p]`, scale * q + bias rounded once. Of 4 bits, they are one word
-// for each half; of 8 bits, both.
+// Eight weights of a lane: values p and p + 4 in `pairs[p]`, scale * q + bias rounded once. Those of 4 bits are in x.
 template <typename T, int BITS>
-__device__ __forceinline__ void unpack(uint2 words, int half, T scale, T bias, uint32_t* pairs) {
+__device__ __forceinline__ void unpack(uint2 words, T scale, T bias, uint32_t* pairs) {
   using Two = typename TwoOf<T>::type;
   if (BITS == 4) {
-    const uint32_t word = half ? words.y : words.x;
+    const uint32_t word = words.x;
     constexpr uint32_t magic = TwoOf<T>::magic;
     Two base;
     *reinterpret_cast<uint32_t*>(&base) = magic;
