@@ -5,6 +5,7 @@ The text between the two markers of each page is replaced; running it again chan
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +19,8 @@ from zmqengine.bench.targets.target import TargetError
 
 BEGIN = "<!-- performance: begin, made by python -m benchmarks.readme -->"
 END = "<!-- performance: end -->"
-USERS, CHAT, GPU_CHAT = "users-25m", "chat-25m", "gpu-8b-chat"
+USERS, CHAT = "users-25m", "chat-25m"
+GPU_CHATS = ("gpu-8b-chat", "gpu-8b-4bit-chat", "gpu-moe-chat")
 CHAT_TABLES = ("chat: tokens/s", "chat: TTFT p99 (ms)", "chat: longest silence of a stream (ms)")
 PICTURE = f"{USERS}.svg"
 
@@ -59,7 +61,7 @@ def summary(results: Path) -> str:
     chat_tables = {table.title: table for table in tables_of(chats)}
     for title in CHAT_TABLES:
         lines += [markdown(chat_tables[title]), ""] if title in chat_tables else []
-    lines += [_described(chats), "", *_on_gpu(results / f"{GPU_CHAT}.json")]
+    lines += [_described(chats), "", *_on_gpu([results / f"{name}.json" for name in GPU_CHATS])]
     lines += ["Uniform requests, 64 tokens in and 64 out:", ""]
     lines += [markdown(next(table for table in tables_of(users) if table.title == "users: tokens/s")), ""]
     lines += [
@@ -72,30 +74,35 @@ def summary(results: Path) -> str:
     return "\n".join([*lines, END])
 
 
-def _on_gpu(path: Path) -> list[str]:
-    """Lines of the chats of one server on a GPU, their measures by the number of users; none without the report."""
-    if not path.is_file():
+def _on_gpu(paths: Sequence[Path]) -> list[str]:
+    """Lines of the chats of one server on a GPU, their measures by model and number of users; none without reports."""
+    reports = [load(path) for path in paths if path.is_file()]
+    if not reports:
         return []
-    report = load(path)
-    (label,), cases, rounds = report.labels(), report.cases("chat"), Rounds(report)
-    rows = [
-        [
-            kind_of(measure).heading,
-            *(text_of(rounds.figure("chat", case, label, measure), measure) for case in cases),
-        ]
-        # The first minute is the only one.
-        for measure in chat.SCENARIO.shown
-        if not measure.startswith("first_")
-    ]
-    described = _described(report).partition(" Ratios")[0]
-    device = report.targets[0].facts["device"].removeprefix("gpu (").removesuffix(")")
-    minute_s = float(str(report.options["chat_minute_s"]))
+    # The first minute is the only one.
+    measures = [measure for measure in chat.SCENARIO.shown if not measure.startswith("first_")]
+    heads = [""]
+    rows = [[kind_of(measure).heading] for measure in measures]
+    for report in reports:
+        (label,), rounds = report.labels(), Rounds(report)
+        name, dtype = report.model.name.partition(",")[0], report.model.dtype
+        for case in report.cases("chat"):
+            heads.append(f"{name} {dtype}, {case}")
+            for row, measure in zip(rows, measures, strict=True):
+                row.append(text_of(rounds.figure("chat", case, label, measure), measure))
+    first = reports[0]
+    device = first.targets[0].facts["device"].removeprefix("gpu (").removesuffix(")")
+    minute_s = float(str(first.options["chat_minute_s"]))
+    dates = sorted({report.started_at[:10] for report in reports})
+    # The note on random weights is the same for all.
+    others = [model_line(report).partition(", random weights")[0] for report in reports[1:]]
+    models = " ".join(map(_sentence, [model_line(first), *others]))
     return [
         f"Chats through the HTTP front-end on one {device}, in the first {minute_s:.0f} s after a start:",
         "",
-        markdown(Table("chat", ["", *cases], rows)),
+        markdown(Table("chat", heads, rows)),
         "",
-        described,
+        f"{', '.join(dates)}. {models} {_sentence(machine_line(first).partition(';')[0])}",
         "",
     ]
 
