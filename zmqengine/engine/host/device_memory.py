@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import mlx.core as mx
@@ -87,20 +88,13 @@ def _keep_mapped(bytes_: int) -> None:
     MLX allocates from the default pool of the device (mlx/backend/cuda/allocator.cpp), which unmaps released memory
     whenever the host waits for the device. To map the arrays of a batch takes longer than a decode step.
     """
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-        device, pool = ctypes.c_int(), ctypes.c_void_p()
-        failed = (
-            driver.cuDeviceGet(ctypes.byref(device), 0)
-            or driver.cuDeviceGetDefaultMemPool(ctypes.byref(pool), device)
-            or driver.cuMemPoolSetAttribute(pool, _RELEASE_THRESHOLD, ctypes.byref(ctypes.c_uint64(bytes_)))
-        )
-    except (OSError, AttributeError) as error:
-        failed = error
-    if failed:
-        log.info(
-            "CUDA unmaps released memory: steps that copy a batch take longer", extra={"reason": str(failed)}
-        )
+
+    def set_threshold(driver: ctypes.CDLL, device: ctypes.c_int) -> int:
+        pool, most = ctypes.c_void_p(), ctypes.c_uint64(bytes_)
+        failed: int = driver.cuDeviceGetDefaultMemPool(ctypes.byref(pool), device)
+        return failed or int(driver.cuMemPoolSetAttribute(pool, _RELEASE_THRESHOLD, ctypes.byref(most)))
+
+    _ask_driver(set_threshold, "CUDA unmaps released memory: steps that copy a batch take longer")
 
 
 def share_in_place(memory: np.ndarray) -> None:
@@ -111,21 +105,24 @@ def share_in_place(memory: np.ndarray) -> None:
     if not mx.cuda.is_available():
         return
     place, size = ctypes.c_uint64(memory.ctypes.data), ctypes.c_size_t(memory.nbytes)
+
+    def advise(driver: ctypes.CDLL, device: ctypes.c_int) -> int:
+        failed: int = driver.cuMemAdvise(place, size, _PREFERRED_LOCATION, _HOST)
+        return failed or int(driver.cuMemAdvise(place, size, _ACCESSED_BY, device))
+
+    _ask_driver(advise, "CUDA moves memory that the host shares by page faults: batches take longer")
+
+
+def _ask_driver(call: Callable[[ctypes.CDLL, ctypes.c_int], int], without: str) -> None:
+    """Call CUDA's driver, which returns 0, with the device; log `without` and the reason where that fails."""
+    failed: object
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
-        device = ctypes.c_int()
-        failed = (
-            driver.cuDeviceGet(ctypes.byref(device), 0)
-            or driver.cuMemAdvise(place, size, _PREFERRED_LOCATION, _HOST)
-            or driver.cuMemAdvise(place, size, _ACCESSED_BY, device)
-        )
+        driver, device = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+        failed = driver.cuDeviceGet(ctypes.byref(device), 0) or call(driver, device)
     except (OSError, AttributeError) as error:
         failed = error
     if failed:
-        log.info(
-            "CUDA moves memory that the host shares by page faults: batches take longer",
-            extra={"reason": str(failed)},
-        )
+        log.info(without, extra={"reason": str(failed)})
 
 
 class WiredMemory:
