@@ -113,7 +113,7 @@ def test_tokenizers_whose_words_depend_on_each_other_have_no_table() -> None:
     assert library.table() is None
     assert Library(added=["caf\u00e9"]).table() is None
     assert Library(added=["two words"]).table() is None
-    # It cannot read what is not in its vocabulary.
+    # This tokenizer cannot read words outside of its vocabulary.
     library = Library()
     library.tokenizer.model = models.WordPiece({"a": 0}, unk_token="[UNK]")
     assert library.table() is None

@@ -294,44 +294,43 @@ def test_a_model_that_is_asked_scores_by_its_two_answers(tmp_path: Path) -> None
         assert ranked[index] == pytest.approx(wanted, abs=1e-4)
 
 
+def noted_threads(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The functions that the client calls in a thread from now on."""
+    used: list[object] = []
+    in_thread = asyncio.to_thread
+
+    async def noted(function: Any, *args: Any) -> Any:
+        used.append(function)
+        return await in_thread(function, *args)
+
+    monkeypatch.setattr(waiting, "off_loop", noted)
+    return used
+
+
 @pytest.mark.parametrize(("characters", "threads"), [(400, 0), (4000, 1)])
 def test_a_short_text_waits_for_no_thread(
     characters: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A long one is tokenized in one, as the loop has others to serve."""
-    used: list[object] = []
 
     async def run() -> None:
         async with AsyncClient(worker.address) as client:
             await client.embed(["warm up"])
-            in_thread = asyncio.to_thread
-
-            async def noted(function: Any, *args: Any) -> Any:
-                used.append(function)
-                return await in_thread(function, *args)
-
-            monkeypatch.setattr(waiting, "off_loop", noted)
+            used = noted_threads(monkeypatch)
             assert (await client.embed(["a " * (characters // 2)], truncate=True)).shape == (1, WIDTH)
+            assert len(used) == threads
 
     with FakeWorker(CONFIG) as worker:
         asyncio.run(run())
-    assert len(used) == threads
 
 
 def test_texts_of_known_words_wait_for_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are expected after others of known words; the first ones after another script are tokenized in a thread."""
-    used: list[object] = []
 
     async def run() -> None:
         async with AsyncClient(worker.address) as client:
             await client.embed(["warm up"])
-            in_thread = asyncio.to_thread
-
-            async def noted(function: Any, *args: Any) -> Any:
-                used.append(function)
-                return await in_thread(function, *args)
-
-            monkeypatch.setattr(waiting, "off_loop", noted)
+            used = noted_threads(monkeypatch)
             for text, threads in (
                 ("\u044f ", 0),
                 ("a cat ", 1),

@@ -1,4 +1,4 @@
-"""Tables of batches lie in the same memory, and wait for what is computed from those before."""
+"""Tables of batches share memory: the next tables wait for the vectors of the batch before."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_tables_lie_in_the_same_memory() -> None:
 
 
 def test_tables_are_overwritten_once_they_are_read() -> None:
-    """Even if nobody waits for what is computed from them; an error in that concerns no later batch."""
+    """Even if no caller reads the batch before; an error in it concerns no later batch."""
     memory = HostMemory()
     memory.user = user = User(memory.fill(tables_of(1))[0] * 2)
     memory.fill(tables_of(50))

@@ -30,6 +30,8 @@ from zmqengine.engine.cuda import (
     quantised_products,
     text_kernels,
 )
+from zmqengine.engine.models.decoder_weights import Linear
+from zmqengine.engine.models.ops import dequantised
 
 Facts = dict[str, Any]
 Arrays = Sequence[mx.array]
@@ -277,6 +279,20 @@ def rotate_packed(inputs: Arrays, facts: Facts, shapes: Any) -> list[mx.array]:
             around(array, row + 1, column + 1)[row, :, column] = given[token, :, 0]
     unused = mx.full((product.shape[0] - len(table), *shapes[0][1:]), float("nan"), queries.dtype)
     return [mx.concatenate([queries[:, :, 0], unused])]
+
+
+def quantised(wide: mx.array, bits: int, group_size: int) -> Linear:
+    """Weights of a product, quantised."""
+    packed, scales, biases = mx.quantize(wide, group_size=group_size, bits=bits)
+    return Linear(packed, None, scales, biases, None, bits, group_size, "affine")
+
+
+def wide_of(linear: Linear) -> mx.array:
+    """Weights of a product as they are, or dequantised in float32."""
+    if linear.scales is None or linear.biases is None:
+        return linear.weight
+    exact = linear._replace(scales=linear.scales.astype(mx.float32), biases=linear.biases.astype(mx.float32))
+    return dequantised(exact)
 
 
 def new_arrays(inputs: Arrays, _: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:

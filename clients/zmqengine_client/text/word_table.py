@@ -31,8 +31,8 @@ class WordTable:
     """`encode` gives the same ids as the library, with special tokens. Safe to use from several threads.
 
     A tokenizer of BERT first cuts a text at white space, and the tokens of a word between it, with its punctuation,
-    depend on nothing else. That is only used for texts of printable ASCII: in other scripts the library knows what is
-    white space, or a word of its own.
+    depend on nothing else. The table serves texts of printable ASCII: white space and words of other scripts are left
+    to the library.
     """
 
     def __init__(self, tokenizer: Tokenizer, encode_batch: EncodeBatch) -> None:

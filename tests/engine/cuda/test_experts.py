@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.support import cuda_kernels, cuda_on_cpu
+from tests.support import cuda_kernels
 from zmqengine.engine.cuda import experts
 from zmqengine.engine.host.backend import on_cuda
 from zmqengine.engine.models.decoder_weights import Experts, Linear
-from zmqengine.engine.models.ops import PlainOps, dequantised
+from zmqengine.engine.models.ops import PlainOps
 
 DIM, INNER = 128, 128
 GROUP = 32
 
-
-@pytest.fixture(autouse=True)
-def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The kernels on CUDA; elsewhere their text on the CPU."""
-    if on_cuda():
-        yield
-        return
-    if not cuda_on_cpu.COMPILER:
-        pytest.skip("g++ is not installed")
-    cuda_kernels.stand_in(monkeypatch, as_written=True)
-    yield
-    monkeypatch.undo()
-    cuda_kernels.forget()
+pytestmark = pytest.mark.usefixtures("kernels_as_written")
 
 
 def mixture_of(
@@ -39,8 +25,7 @@ def mixture_of(
         wide = (mx.random.normal(shape, key=mx.random.key(seed)) * 0.1).astype(dtype)
         if not bits:
             return Linear(wide)
-        packed, scales, biases = mx.quantize(wide, group_size=GROUP, bits=bits)
-        return Linear(packed, None, scales, biases, None, bits, GROUP, "affine")
+        return cuda_kernels.quantised(wide, bits, GROUP)
 
     return Experts(
         weights(count, DIM, seed=1),
@@ -58,15 +43,8 @@ def inputs_of(tokens: int, count: int, dtype: mx.Dtype = mx.bfloat16) -> tuple[m
     return states, (logits - 3 * mx.arange(count) / count).astype(dtype)
 
 
-def wide_of(linear: Linear) -> mx.array:
-    if linear.scales is None or linear.biases is None:
-        return linear.weight
-    exact = linear._replace(scales=linear.scales.astype(mx.float32), biases=linear.biases.astype(mx.float32))
-    return dequantised(exact)
-
-
 def wanted(states: mx.array, logits: mx.array, mlp: Experts) -> np.ndarray:
-    weights = [wide_of(linear) for linear in (*mlp.gate_up, mlp.down)]
+    weights = [cuda_kernels.wide_of(linear) for linear in (*mlp.gate_up, mlp.down)]
     x, scores, gate_up, down = map(as_numpy, (states, logits, *weights))
     made = np.zeros_like(x)
     for token, row in enumerate(scores):
@@ -115,7 +93,7 @@ def test_tokens_get_their_quantised_experts(tokens: int, bits: int, dtype: mx.Dt
 
 
 def test_operations_of_mlx_agree() -> None:
-    """Also for so many pairs that they are sorted; on a CPU they have no half precision."""
+    """Also with enough pairs to be sorted; in float32 on a CPU, where MLX has no such products in half precision."""
     dtype = mx.bfloat16 if on_cuda() else mx.float32
     mlp = mixture_of(12, 4, dtype=dtype)
     router, (gate_up,), down, per_token, normalised = mlp
@@ -155,7 +133,7 @@ def test_a_token_that_is_no_number_spoils_no_other() -> None:
 
 
 def test_the_first_of_equal_logits_are_chosen() -> None:
-    """Those of padding are all equal."""
+    """Logits of padding are all equal."""
     mlp = mixture_of(40, 3)
     states, _ = inputs_of(2, 40)
     logits = mx.zeros((2, 40), mx.bfloat16)

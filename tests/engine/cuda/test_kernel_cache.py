@@ -164,9 +164,10 @@ def build_every_kernel() -> None:
             experts.mixture(zeros(count, 64), zeros(count, 4), mlp)
     for bits in (4, 8):
         packed = mx.zeros((64, 256 * bits // 32), mx.uint32)
+        quantised = Linear(packed, None, zeros(64, 4), zeros(64, 4), None, bits, 64, "affine")
         for count in (3, 40):
-            quantised_products.few_rows(zeros(count, 256), packed, zeros(64, 4), zeros(64, 4), bits, 64)
-        quantised_products.dequantised(packed, zeros(64, 4), zeros(64, 4), bits, 64, BFLOAT16)
+            quantised_products.few_rows(zeros(count, 256), quantised)
+        quantised_products.dequantised(quantised)
         packed_experts = [
             Linear(mx.zeros((4, outputs, 64 * bits // 32), mx.uint32), None, zeros(4, outputs, 1), zeros(4, outputs, 1),
                    None, bits, 64, "affine")

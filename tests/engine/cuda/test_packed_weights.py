@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.support import cuda_kernels, cuda_on_cpu
+from tests.support.cuda_kernels import quantised, wide_of
 from zmqengine.engine.cuda import quantised_products
-from zmqengine.engine.host.backend import on_cuda
 
-
-@pytest.fixture(autouse=True)
-def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The kernel on CUDA; elsewhere its text on the CPU."""
-    if on_cuda():
-        yield
-        return
-    if not cuda_on_cpu.COMPILER:
-        pytest.skip("g++ is not installed")
-    cuda_kernels.stand_in(monkeypatch, as_written=True)
-    yield
-    monkeypatch.undo()
-    cuda_kernels.forget()
-
-
-def wide_of(packed: mx.array, scales: mx.array, biases: mx.array, bits: int, group: int) -> mx.array:
-    """The weights in float32."""
-    given = scales.astype(mx.float32), biases.astype(mx.float32)
-    return mx.dequantize(packed, *given, group_size=group, bits=bits)
+pytestmark = pytest.mark.usefixtures("kernels_as_written")
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16], ids=str)
@@ -39,10 +18,10 @@ def wide_of(packed: mx.array, scales: mx.array, biases: mx.array, bits: int, gro
 def test_weights_are_dequantised(dtype: mx.Dtype, bits: int, group: int, outputs: int) -> None:
     """Also where they fill no whole block; rounded once, where MLX may round twice."""
     wide = mx.random.normal((outputs, 384), key=mx.random.key(bits)).astype(dtype)
-    packed, scales, biases = mx.quantize(wide, group_size=group, bits=bits)
-    got = quantised_products.dequantised(packed, scales, biases, bits, group, dtype)
+    linear = quantised(wide, bits, group)
+    got = quantised_products.dequantised(linear)
     assert got.dtype == dtype
-    exact = wide_of(packed, scales, biases, bits, group)
+    exact = wide_of(linear)
     np.testing.assert_array_equal(
         np.array(got.astype(mx.float32)), np.array(exact.astype(dtype).astype(mx.float32))
     )
@@ -53,16 +32,15 @@ def test_weights_are_dequantised(dtype: mx.Dtype, bits: int, group: int, outputs
     [(mx.bfloat16, 4, 64), (mx.float16, 8, 64), (mx.float16, 4, 32), (mx.bfloat16, 8, 128)],
 )
 def test_few_rows_are_multiplied(dtype: mx.Dtype, bits: int, group: int) -> None:
-    """Also where outputs fill no whole block; and a row gets the same to the last bit, whoever is beside it, by each of
-    the two kernels."""
+    """Also where outputs fill no whole block. Each of the two kernels gives a row the same bits for any number of
+    rows."""
     wide = mx.random.normal((75, 384), key=mx.random.key(bits)).astype(dtype)
-    packed, scales, biases = mx.quantize(wide, group_size=group, bits=bits)
-    weights = wide_of(packed, scales, biases, bits, group)
+    linear = quantised(wide, bits, group)
     inputs = mx.random.normal((64, 384), key=mx.random.key(1)).astype(dtype)
-    expected = np.array(inputs.astype(mx.float32) @ weights.T)
+    expected = np.array(inputs.astype(mx.float32) @ wide_of(linear).T)
     found: dict[int, np.ndarray] = {}
     for rows, other in ((1, 1), (9, 1), (30, 1), (40, 40), (64, 40)):
-        product = quantised_products.few_rows(inputs[:rows], packed, scales, biases, bits, group)
+        product = quantised_products.few_rows(inputs[:rows], linear)
         found[rows] = np.array(product.astype(mx.float32))
         error = np.linalg.norm(found[rows] - expected[:rows]) / np.linalg.norm(expected[:rows])
         assert error < (0.005 if dtype == mx.bfloat16 else 0.001)

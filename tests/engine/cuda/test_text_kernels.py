@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.nn.layers.activations import gelu
 
-from tests.support import cuda_kernels, cuda_on_cpu
 from zmqengine.engine.cuda import text_kernels
-from zmqengine.engine.host.backend import on_cuda
 from zmqengine.engine.models.text_ops import NormOfSums, Tables
 
 LENGTHS = [1, 5, 40, 70, 3, 1, 1]
 
 
-@pytest.fixture(autouse=True)
-def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The kernels on CUDA; elsewhere their text on the CPU."""
-    if on_cuda():
-        yield
-        return
-    if not cuda_on_cpu.COMPILER:
-        pytest.skip("g++ is not installed")
-    cuda_kernels.stand_in(monkeypatch, as_written=True)
-    yield
-    monkeypatch.undo()
-    cuda_kernels.forget()
+pytestmark = pytest.mark.usefixtures("kernels_as_written")
 
 
 def spans(lengths: list[int]) -> tuple[mx.array, mx.array]:
@@ -120,7 +105,7 @@ def test_a_text_is_pooled_alone(largest: bool) -> None:
 
 @pytest.mark.parametrize("texts", [1, 3])
 def test_vectors_are_delivered_into_memory(texts: int) -> None:
-    """Of the host, which waits for the array that is returned; what is behind them there is left."""
+    """Once the array that is returned is computed, they are in memory of the host; numbers behind them are left."""
     vectors = mx.random.normal((texts, 100), key=mx.random.key(texts))
     memory = mx.array(np.full(400, 7, np.float32))
     floats = np.asarray(memory)

@@ -104,7 +104,7 @@ class TippedOps(PlainOps):
         numbers = mx.arange(self._seen, self._seen + inputs.shape[0])
         self._seen += inputs.shape[0]
         router = mlp.router
-        # The experts with the least logits, for every so many of the tokens.
+        # The experts with the least logits, for a share of the tokens.
         turned = router._replace(scales=-router.scales, biases=-router.biases)  # type: ignore[operator]
         is_tipped = numbers % 10 < round(10 * self._share)
         other = super().mixture(inputs, mlp._replace(router=turned))
@@ -113,7 +113,7 @@ class TippedOps(PlainOps):
 
 @pytest.mark.parametrize(("share", "are_used"), [(0.1, True), (0.9, False)])
 def test_kernels_may_choose_other_experts_for_few_tokens(share: float, are_used: bool) -> None:
-    """As rounding does; what is wrong is wrong for most."""
+    """Rounding does so; a wrong kernel is wrong for most tokens."""
     reference, ops = PlainOps(), TippedOps(share)
     model = build_packed(MOE, "4 bits by 64")
     model.set_dtype(mx.float16)

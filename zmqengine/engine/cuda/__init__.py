@@ -14,9 +14,12 @@ ragged_attention*.cu     rows of unlike lengths, each token by itself; the .cuh 
 window_attention.cu      heads in half precision, by tensor cores: few queries of a row (window_attention.cuh) and many
                          (prompt_attention.cuh). Before it window_rows.cu, or window_packed.cu for packed_attention.py:
                          all segments of a packed step
-plain_products.py        products with weights that are not quantised:
-plain_product.cu         for few rows; its helpers are in the .cuh
-quantised_products.py    products with quantised weights: quantised_product.cu
+plain_products.py        products of few rows with weights that are not quantised: few_rows.cu
+quantised_products.py    products with quantised weights: quantised_product.cu, few_rows.cu for more rows, and
+                         dequantise.cu for many; unpack.cuh takes weights out of a word
+experts.py               mixtures of experts: experts_route.cu, few_rows.cu for the rows of each expert, experts_sum.cu
+few_rows.cu              a product whose text begins with the rows (few_rows_all.cu, few_rows_experts.cu), goes on with
+                         few_rows_begin.cu, and has the weights (few_rows_plain.cu, few_rows_packed.cu) before it
 between_products.py      norms and rotations between them: residual_norm.cu, rotary_heads*.cu after rotary_rows.cu, or
                          after rotary_packed.cu for packed_attention.py
 text_kernels.py          of texts, in float32: text_embed.cu, text_attention.cu, text_pool.cu, text_deliver.cu, and

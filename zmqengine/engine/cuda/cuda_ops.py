@@ -109,9 +109,8 @@ class CudaOps(PlainOps):
 
     def mixture(self, inputs: mx.array, mlp: Experts) -> mx.array:
         """See `PlainOps`."""
-        logits = self.product(inputs, mlp.router)
-        if experts.supports(mlp) and logits.dtype == inputs.dtype == mlp.down.dtype:
-            return experts.mixture(inputs, logits, mlp)
+        if experts.supports(mlp) and inputs.dtype == mlp.router.dtype == mlp.down.dtype:
+            return experts.mixture(inputs, self.product(inputs, mlp.router), mlp)
         return super().mixture(inputs, mlp)
 
     def rotate(self, product: mx.array, heads: HeadShape, offset: mx.array | int, rows: int) -> QKV:
@@ -174,9 +173,7 @@ class CudaOps(PlainOps):
         """See `Ops`."""
         found = dict(super().variants(linear, rows))
         if linear.bits:
-            fits = quantised_products.fits(
-                linear.mode, linear.bits, linear.group_size, linear.inputs, linear.dtype
-            )
+            fits = quantised_products.fits(linear)
             if fits:
                 found["dequantised"] = by_dequantised
             if fits and rows <= quantised_products.ROWS_MAX:
@@ -219,24 +216,14 @@ def few_quantised_rows(inputs: mx.array, linear: Linear) -> mx.array:
     """A product with quantised weights by the kernel for up to 64 rows."""
     if inputs.dtype != linear.dtype:
         return multiply_dequantised(inputs, linear)
-    assert linear.scales is not None, "quantised weights have scales"
-    assert linear.biases is not None, "affine weights have biases"
-    found = quantised_products.few_rows(
-        inputs, linear.weight, linear.scales, linear.biases, linear.bits, linear.group_size
-    )
-    return _with_bias(found, linear)
+    return _with_bias(quantised_products.few_rows(inputs, linear), linear)
 
 
 def by_dequantised(inputs: mx.array, linear: Linear) -> mx.array:
     """A product with quantised weights, dequantised for this call by the kernel."""
     if inputs.dtype != linear.dtype:
         return multiply_dequantised(inputs, linear)
-    assert linear.scales is not None, "quantised weights have scales"
-    assert linear.biases is not None, "affine weights have biases"
-    weights = quantised_products.dequantised(
-        linear.weight, linear.scales, linear.biases, linear.bits, linear.group_size, inputs.dtype
-    )
-    return product(inputs, linear._replace(transposed=weights.T))
+    return product(inputs, linear._replace(transposed=quantised_products.dequantised(linear).T))
 
 
 def _with_bias(found: mx.array, linear: Linear) -> mx.array:

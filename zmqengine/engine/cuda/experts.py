@@ -17,7 +17,7 @@ from zmqengine.engine.cuda.kernel_text import kernel_text
 from zmqengine.engine.cuda.plain_products import WARPS, Cut, few_rows_text
 from zmqengine.engine.models.decoder_weights import Experts, Linear
 
-# A lane keeps the logits of an eighth of them in registers, and a warp has a lane for each expert of a token.
+# A lane keeps every 32nd logit of a token in registers, and a warp has a lane for each expert of a token.
 _EXPERTS_MAX, _PER_TOKEN_MAX = 256, 32
 _ROUTE_THREADS, _SUM_THREADS = 1024, 128
 # Numbers of a tile: its expert, its first pair, and the one behind its last.
@@ -40,7 +40,7 @@ def _fits(linear: Linear) -> bool:
         return False
     if not linear.bits:
         return plain_products.fits(linear.inputs, linear.dtype)
-    return quantised_products.fits(linear.mode, linear.bits, linear.group_size, linear.inputs, linear.dtype)
+    return quantised_products.fits(linear)
 
 
 def mixture(inputs: mx.array, logits: mx.array, experts: Experts) -> mx.array:
@@ -94,9 +94,9 @@ def _multiply(
     gated: bool,
 ) -> mx.array:
     outputs, packing = linear.outputs, (linear.bits, linear.group_size)
-    scales = [array for array in (linear.scales, linear.biases) if array is not None]
+    weights = quantised_products.packed_arrays(linear) if linear.bits else [linear.weight]
     return _product(cut, rows.dtype, per_token, packing, gated)(
-        inputs=[rows, linear.weight, *scales, order, table],
+        inputs=[rows, *weights, order, table],
         grid=(-(-outputs // cut.columns) * WARPS * 32, table.shape[0] // _TILE, 1),
         threadgroup=(WARPS * 32, 1, 1),
         output_shapes=[(pairs, outputs // 2 if gated else outputs)],

@@ -1,9 +1,9 @@
 // y[m, n] = sum over k of x[m, k] * weights[n, k], for the M rows of a block: every weight is read once for them.
 // A block makes COLUMNS of y; its warps share the k among them, 64 at a time in turn. A warp copies its own parts of w and
-// x ahead into a ring of STAGES parts in shared memory, and waits for nobody until the end. It multiplies 16 weights'
+// x ahead into a ring of STAGES parts in shared memory, and has no barrier until the end. It multiplies 16 weights'
 // rows by 8 rows of x at a time. Which k stands where in a product is free as long as both sides agree: a lane takes 16
 // bytes of each side. Every other row has its pieces in another order, so that lanes read from banks of their own.
-// What a row gives does not depend on how many there are. GATED, the first half of w are gates of the other, and a block
+// The result of a row does not depend on M. GATED, the first half of w are gates of the other, and a block
 // makes half as many columns, of both.
   extern __shared__ uint4 shared_start[];
   constexpr int ROW = 8;  // of a part of x, in 16 bytes

@@ -40,8 +40,8 @@ class Cut(NamedTuple):
         return cls(tiles, 64, 2)
 
     def shared_bytes(self, bits: int = 16) -> int:
-        """Shared memory of a thread block, with weights of so many bits: two fit on an H200, and one on every device of
-        compute capability 8 or more, which has 99 KiB."""
+        """Shared memory of a thread block for weights of `bits`: two fit on an H200, and one on every device of compute
+        capability 8 or more, which has 99 KiB."""
         return WARPS * self.stages * (self.columns * bits + 8 * self.tiles * 16) * PART // 8
 
     def template(self, dtype: mx.Dtype, *, gated: bool) -> list[tuple[str, Any]]:

@@ -1,6 +1,6 @@
-"""Products with quantised weights on CUDA: a kernel that reads them once for up to 64 rows, and one that dequantises.
+"""Products with quantised weights on CUDA: kernels that read them once for up to 64 rows, and one that dequantises.
 
-MLX's own to dequantise reaches a third of the speed of memory: a third of a step with a prefill chunk.
+MLX's kernel that dequantises reaches a third of the speed of memory: a third of a step with a prefill chunk.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import mlx.core as mx
 from zmqengine.engine.cuda.kernel import Kernel, Variant
 from zmqengine.engine.cuda.kernel_text import kernel_text
 from zmqengine.engine.cuda.plain_products import WARPS, Cut, few_rows_text
+from zmqengine.engine.models.decoder_weights import Linear
 
 ROWS_MAX = 64
-"""Maximum rows of the kernel."""
+"""Maximum rows of `few_rows`."""
 
 _BITS = (4, 8)
 _GROUPS = (32, 64, 128)
@@ -27,27 +28,33 @@ _FROM_REGISTERS_MAX = 32
 _COLUMNS, _WARPS = 32, 8
 
 
-def fits(mode: str, bits: int, group_size: int, inputs: int, dtype: mx.Dtype) -> bool:
-    """Whether the kernel supports these weights."""
-    is_known = mode == "affine" and bits in _BITS and group_size in _GROUPS
-    return is_known and inputs % _PART == 0 and dtype in (mx.bfloat16, mx.float16)
+def fits(linear: Linear) -> bool:
+    """Whether the kernels support these weights."""
+    is_known = linear.mode == "affine" and linear.bits in _BITS and linear.group_size in _GROUPS
+    return is_known and linear.inputs % _PART == 0 and linear.dtype in (mx.bfloat16, mx.float16)
 
 
-def few_rows(
-    inputs: mx.array, weight: mx.array, scales: mx.array, biases: mx.array, bits: int, group_size: int
-) -> mx.array:
-    """The product of `inputs` [rows, inputs] and the transpose of quantised weights, on tensor cores: [rows,
-    outputs]."""
-    rows, outputs = inputs.shape[0], weight.shape[0]
+def packed_arrays(linear: Linear) -> list[mx.array]:
+    """Quantised weights as the kernels take them: with their scales and biases."""
+    assert linear.scales is not None, "quantised weights have scales"
+    assert linear.biases is not None, "affine weights have biases"
+    return [linear.weight, linear.scales, linear.biases]
+
+
+def few_rows(inputs: mx.array, linear: Linear) -> mx.array:
+    """The product of `inputs` [rows, inputs] of the type of `linear` and the transpose of its weights, on tensor cores:
+    [rows, outputs]."""
+    rows, outputs = inputs.shape[0], linear.outputs
+    packing = linear.bits, linear.group_size, linear.dtype
     if rows <= _FROM_REGISTERS_MAX:
         tiles, columns, warps = next(tiles for tiles in (1, 2, 4) if rows <= 8 * tiles), _COLUMNS, _WARPS
-        variant = _from_registers(tiles, bits, group_size, inputs.dtype, scales.dtype)
+        variant = _from_registers(tiles, *packing)
     else:
         cut = cut_of(rows)
         columns, warps = cut.columns, WARPS
-        variant = _few_rows(cut, bits, group_size, inputs.dtype, scales.dtype)
+        variant = _few_rows(cut, *packing)
     return variant(
-        inputs=[inputs, weight, scales, biases],
+        inputs=[inputs, *packed_arrays(linear)],
         grid=(-(-outputs // columns) * warps * 32, 1, 1),
         threadgroup=(warps * 32, 1, 1),
         output_shapes=[(rows, outputs)],
@@ -60,14 +67,11 @@ def cut_of(rows: int) -> Cut:
     return Cut(tiles, 32, 4) if tiles <= 2 else Cut(tiles, 64, 3 if tiles == 4 else 2)
 
 
-def dequantised(
-    weight: mx.array, scales: mx.array, biases: mx.array, bits: int, group_size: int, dtype: mx.Dtype
-) -> mx.array:
-    """Weights in `dtype`, [outputs, inputs]."""
-    outputs, words = weight.shape
-    inputs = words * 32 // bits
-    (found,) = _dequantise(bits, group_size, dtype, scales.dtype)(
-        inputs=[weight, scales, biases],
+def dequantised(linear: Linear) -> mx.array:
+    """Weights in the type of their scales, [outputs, inputs]."""
+    outputs, inputs = linear.outputs, linear.inputs
+    (found,) = _dequantise(linear.bits, linear.group_size, linear.dtype)(
+        inputs=packed_arrays(linear),
         grid=(-(-outputs * inputs // (8 * _EACH * _THREADS)) * _THREADS, 1, 1),
         threadgroup=(_THREADS, 1, 1),
         output_shapes=[(outputs, inputs)],
@@ -76,7 +80,7 @@ def dequantised(
 
 
 @lru_cache(maxsize=64)
-def _dequantise(bits: int, group_size: int, dtype: mx.Dtype, scales: mx.Dtype) -> Variant:
+def _dequantise(bits: int, group_size: int, dtype: mx.Dtype) -> Variant:
     kernel = Kernel(
         name="dequantise",
         input_names=["w", "scales", "biases"],
@@ -85,11 +89,11 @@ def _dequantise(bits: int, group_size: int, dtype: mx.Dtype, scales: mx.Dtype) -
         header=kernel_text("tensor_cores.cuh"),
     )
     template = [("T", dtype), ("BITS", bits), ("GROUP", group_size), ("THREADS", _THREADS), ("EACH", _EACH)]
-    return kernel.variant(template, [mx.uint32, scales, scales], [dtype])
+    return kernel.variant(template, [mx.uint32, dtype, dtype], [dtype])
 
 
 @lru_cache(maxsize=64)
-def _from_registers(tiles: int, bits: int, group_size: int, dtype: mx.Dtype, scales: mx.Dtype) -> Variant:
+def _from_registers(tiles: int, bits: int, group_size: int, dtype: mx.Dtype) -> Variant:
     kernel = Kernel(
         name="quantised_product",
         input_names=["x", "w", "scales", "biases"],
@@ -98,11 +102,11 @@ def _from_registers(tiles: int, bits: int, group_size: int, dtype: mx.Dtype, sca
         header=kernel_text("tensor_cores.cuh", "unpack.cuh"),
     )
     template = [("T", dtype), ("BITS", bits), ("GROUP", group_size), ("TILES", tiles), ("WARPS", _WARPS)]
-    return kernel.variant(template, [dtype, mx.uint32, scales, scales], [dtype])
+    return kernel.variant(template, [dtype, mx.uint32, dtype, dtype], [dtype])
 
 
 @lru_cache(maxsize=64)
-def _few_rows(cut: Cut, bits: int, group_size: int, dtype: mx.Dtype, scales: mx.Dtype) -> Variant:
+def _few_rows(cut: Cut, bits: int, group_size: int, dtype: mx.Dtype) -> Variant:
     kernel = Kernel(
         name="packed_product",
         input_names=["x", "w", "scales", "biases"],
@@ -112,4 +116,4 @@ def _few_rows(cut: Cut, bits: int, group_size: int, dtype: mx.Dtype, scales: mx.
         shared_memory=cut.shared_bytes(bits),
     )
     template = [*cut.template(dtype, gated=False), ("BITS", bits), ("GROUP", group_size)]
-    return kernel.variant(template, [dtype, mx.uint32, scales, scales], [dtype])
+    return kernel.variant(template, [dtype, mx.uint32, dtype, dtype], [dtype])

@@ -81,7 +81,7 @@
       }
     }
     await_groups<STAGES - 2>();
-    // Who passes this has read the part before: the next one may come into its place.
+    // Behind this barrier every thread has read the part before: the next one may replace it.
     __syncthreads();
     if (part + STAGES - 1 < PARTS) fetch(part + STAGES - 1, stage == 0 ? STAGES - 1 : stage - 1);
     end_group();

@@ -52,7 +52,7 @@ class HostMemory:
         """`tables` of int32 as arrays, which the next call overwrites, and the vectors' memory is free."""
         user, self.user = self.user, None
         if user is not None:
-            # An error is told to whoever reads that batch.
+            # The caller of `result` for that batch gets the error.
             with contextlib.suppress(Exception):
                 user.result()
         if sum(table.size for table in tables) > TABLES_SIZE:

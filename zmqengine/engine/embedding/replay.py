@@ -164,7 +164,7 @@ class RaggedReplays:
 class RaggedJob:
     """A batch of `count` texts in one call: a `Job` of one part.
 
-    `made`: what is there once the vectors are in `memory`, or the vectors themselves if they are too many for it.
+    `made`: an array that is computed once the vectors are in `memory`, or the vectors themselves where they exceed it.
     """
 
     def __init__(self, made: mx.array, memory: HostMemory, count: int, width: int, tokens: int) -> None:

@@ -63,7 +63,7 @@ def prepare_environment() -> list[EnvironmentVariable]:
 
 
 def choose_tf32_of_encoders() -> EnvironmentVariable | None:
-    """The variable of TF32, set to 1 unless the user set it, as encoders draw no tokens; None if nobody set it.
+    """The variable of TF32, set to 1 unless the user set it, as encoders draw no tokens; None where it is unset.
 
     To be called before the first product of float32, when MLX reads it (`enable_tf32` in mlx/utils.h).
     """
