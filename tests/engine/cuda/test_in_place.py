@@ -21,9 +21,12 @@ from tests.support.models import VOCAB_SIZE, build_model
 from zmqengine.engine import kv
 from zmqengine.engine.cuda import attention, packed_attention
 from zmqengine.engine.host.backend import on_cuda
-from zmqengine.engine.interface import RowRequest, Sampling
+from zmqengine.engine.host.device import Device
+from zmqengine.engine.interface import RowRequest, Sampling, TextsRequest
 from zmqengine.engine.kv import kv_batch
 from zmqengine.engine.row import Row
+from zmqengine.engine.step.mlx_engine import MlxEngine
+from zmqengine.engine.texts.pooling import Pooling
 
 
 @pytest.fixture(
@@ -153,28 +156,68 @@ def test_prompts_in_half_precision_are_appended_in_place(dtype):
     assert [cache.can_write_here(5, dtype) for cache in caches] == [dtype == mx.float16] * len(caches)
 
 
-@pytest.mark.usefixtures("arithmetic")
-@pytest.mark.parametrize("chunk", [512, 48])
-@pytest.mark.parametrize("drafts", [None, "waiting"])
-def test_prompts_that_begin_alike_do_not_write_into_each_other(
-    prompts_in_place, model_in_place, kernels, moves, chunk, drafts, monkeypatch
-):
-    """Each appends to arrays of its own, in one chunk or several, after cached tokens or none; beside rows in decode,
-    and verify blocks, they attend together."""
-    packed = []
+@pytest.fixture
+def packed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Segments and texts of each packed step that attended together, 0 where each segment attended for itself."""
+    counts: list[int] = []
     own = packed_attention.TracedPacked.step
 
     def counted(self: Any, segments: Any, tokens: int) -> Any:
         found = own(self, segments, tokens)
-        packed.append(found is not None)
+        counts.append(
+            sum(1 if isinstance(width, int) else len(width) for _, width in segments) if found else 0
+        )
         return found
 
     monkeypatch.setattr(packed_attention.TracedPacked, "step", counted)
+    return counts
+
+
+@pytest.mark.usefixtures("arithmetic")
+@pytest.mark.parametrize("chunk", [512, 48])
+@pytest.mark.parametrize("drafts", [None, "waiting"])
+def test_prompts_that_begin_alike_do_not_write_into_each_other(
+    prompts_in_place, model_in_place, kernels, moves, packed, chunk, drafts
+):
+    """Each appends to arrays of its own, in one chunk or several, after cached tokens or none; beside rows in decode,
+    and verify blocks, they attend together."""
     check_tokens(model_in_place[0], kernels, drafts, prefill_chunk=chunk)
     layers = IN_PLACE["num_hidden_layers"]
     assert len(prompts_in_place) >= 16 * layers
     assert max(prompts_in_place) > 8
-    assert packed.count(True) >= 8
+    assert sum(map(bool, packed)) >= 8
+
+
+@pytest.mark.usefixtures("arithmetic", "prompts_in_place", "moves")
+@pytest.mark.parametrize("together", [True, False])
+def test_texts_beside_rows_in_decode_attend_together_with_these(
+    model_in_place, kernels, packed, together, monkeypatch
+):
+    """However many, and their vectors are those of texts alone, also where each segment attends for itself."""
+    if not together:
+        monkeypatch.setattr(packed_attention, "SEGMENTS", 0)
+    texts = [[7 + text, *range(20, 21 if text < 12 else 32 - text % 4)] for text in range(20)]
+    wanted = vectors_of(make_engine(build_model(IN_PLACE)), texts)
+    engine = make_engine(model_in_place[0], kernels=kernels, device=Device(is_gpu=True), prefill_ms=50)
+    engine.insert([RowRequest(row, [5 + row, 9, 11], 500) for row in range(3)])
+    for _ in range(20):
+        engine.next()
+    packed.clear()
+    found = vectors_of(engine, texts)
+    assert np.abs(found - wanted).max() < 1e-4
+    # The pace begins with 16 tokens, which are 8 texts.
+    assert max(packed) == (9 if together else 0)
+    assert all(packed) == together
+
+
+def vectors_of(engine: MlxEngine, texts: list[list[int]]) -> np.ndarray:
+    """The vectors of `texts`, pooled from their last tokens."""
+    engine.read_texts(Pooling("last", []), IN_PLACE["hidden_size"])
+    engine.embed([TextsRequest(100, texts)])
+    made: list[np.ndarray] = []
+    while len(made) < len(texts):
+        made += [vector for vectors in engine.next().vectors for vector in vectors.vectors]
+    return np.stack(made)
 
 
 @pytest.mark.usefixtures("arithmetic")

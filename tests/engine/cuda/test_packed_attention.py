@@ -83,13 +83,14 @@ def row(heads: HeadShape, length: int, width: int, seed: int) -> Any:
 def test_segments_attend_together(
     kernels: str, dim: int, dtype: mx.Dtype, columns: int, rejected: list[int]
 ) -> None:
-    """Rows of unlike lengths, verify blocks and prompts, in one part of the columns or in several; padding gives
-    zeros. The longest prompt has queries for all warps of a block."""
+    """Rows of unlike lengths, verify blocks, prompts and texts side by side, in one part of the columns or in several;
+    padding gives zeros. The longest prompt has queries for all warps of a block."""
     if kernels == "plain arithmetic":
         # NumPy has no bfloat16.
         dtype = mx.float16
     heads = head_shape(dim, dtype, normed=dim == 64)
-    widths, padding = [1, 3, 30, 5], 7
+    lengths, padding = [4, 1, 20, 4], 7
+    widths = [1, 3, 30, 5, *lengths]
 
     def caches() -> list[Any]:
         return [
@@ -99,18 +100,19 @@ def test_segments_attend_together(
             row(heads, 0, 5, 40),
         ]
 
-    rows = [3, 2, 1, 1]
+    rows = [3, 2, *[1] * 6]
     tokens = sum(count * width for count, width in zip(rows, widths, strict=True))
     product = numbers((tokens + padding, 10 * dim), 50, dtype)
-    together = caches()
-    segments = [([cache], width) for cache, width in zip(together, widths, strict=True)]
+    together = [*caches(), row(heads, 0, sum(lengths), 60)]
+    given: list[int | list[int]] = [*widths[:4], lengths]
+    segments = [([cache], width) for cache, width in zip(together, given, strict=True)]
     packed = packed_attention.TracedPacked([heads])
     step = packed.step(segments, tokens + padding)
     assert step is not None
     got = packed.attend(step.kind, heads, product, *step.shared, *step.layers[0])
     assert not step.wrote[0](got)
     ops = PlainOps()
-    alone = caches()
+    alone = [*caches(), *(row(heads, 0, length, 60) for length in lengths)]
     wanted, start = [], 0
     for cache, width, count in zip(alone, widths, rows, strict=True):
         own = product[start : start + count * width]
@@ -123,9 +125,11 @@ def test_segments_attend_together(
     tolerance = 0.01 if dtype == mx.float16 else 0.05
     assert np.abs(found[:tokens] - expected).max() < tolerance
     assert not found[tokens:].any()
-    for one, other in zip(together, alone, strict=True):
-        for name in ("keys", "values"):
+    for name in ("keys", "values"):
+        for one, other in zip(together[:4], alone, strict=False):
             assert mx.allclose(getattr(one, name), getattr(other, name), atol=tolerance)
+        of_texts = mx.concatenate([getattr(each, name)[..., : each.offset, :] for each in alone[4:]], axis=2)
+        assert mx.allclose(getattr(together[4], name)[..., : sum(lengths), :], of_texts, atol=tolerance)
 
 
 @pytest.mark.parametrize(("dim", "dtype"), [(64, mx.float16), (128, mx.bfloat16)])

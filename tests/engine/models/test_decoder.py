@@ -106,6 +106,20 @@ def test_a_packed_step_gives_each_segment_its_own_logits(name: str, multiple: in
         wanted = [model(segment.inputs, cache=segment.caches) for segment in apart]
 
 
+@pytest.mark.parametrize("beside", [False, True])
+def test_texts_side_by_side_attend_to_their_own_tokens(beside: bool) -> None:
+    """Whatever the place of a text: alone in a step or beside a prompt, each has its own hidden states."""
+    decoder = DecoderModel(read_weights(build_model(LLAMA)), PlainOps())
+    lengths = [len(text) for text in TEXTS]
+    caches = kv.new_caches(decoder)
+    inputs = kv.begin_row_prefill(caches, [token for text in TEXTS for token in text])
+    prompt = Segment(mx.array([[4, 5, 6]]), kv.new_caches(decoder))
+    segments = [Segment(inputs, caches, reads=True, lengths=lengths), *[prompt] * beside]
+    (got,) = decoder.packed(segments)[:1]
+    wanted = mx.concatenate([decoder.hidden(mx.array([text])) for text in TEXTS], axis=1)
+    assert alike(got, wanted)
+
+
 def test_logits_that_nobody_reads_are_not_computed() -> None:
     """The head is the largest product of a small model: a prompt in a packed step takes none."""
     decoder = DecoderModel(read_weights(build_model({**LLAMA, "vocab_size": 50_000})), PlainOps())

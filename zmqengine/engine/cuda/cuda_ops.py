@@ -91,7 +91,7 @@ class CudaOps(PlainOps):
         MLX reuses a freed buffer only for about the same size, and chunks have all sizes: 480 allocations and releases
         a step took 8 ms of the host's time.
         """
-        return tokens if tokens <= _TILE else few_sizes(tokens, _TILE)
+        return few_sizes(tokens, _TILE if tokens > _TILE else 1)
 
     def add_and_norm(self, hidden: mx.array, added: mx.array, norm: Norm) -> tuple[mx.array, mx.array]:
         """See `Ops`."""
@@ -136,7 +136,8 @@ class CudaOps(PlainOps):
             (product,) = qkv
             offsets = offset if isinstance(offset, mx.array) else _position(offset)
             width = product.shape[-2] // offsets.shape[0]
-            if may_write(heads, cache, width) and appends(heads, width):
+            knows_columns = isinstance(mask, kv.Spans)
+            if knows_columns and may_write(heads, cache, width) and appends(heads, width):
                 shape = offsets.shape[0], heads.heads, width, heads.dim
                 parts = attention.parts_of_rows(heads.dtype, shape, heads.key_heads, mask.columns)
                 spans = attention.arrays_of(mask)

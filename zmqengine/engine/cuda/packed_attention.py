@@ -33,14 +33,20 @@ SEGMENTS = 8
 _PLACE, _TILE = 4, 8
 
 
-class _Span(NamedTuple):
-    """Columns of a segment's rows: the first column of each row, the column behind the newest tokens, the position of
-    each row's first new token, and marks of columns to leave out."""
+class _Rows(NamedTuple):
+    """Rows of one width in the arrays of a segment; an array has a number for each.
 
-    first: Sequence[int]
-    stop: int
-    positions: Sequence[int]
-    hidden: mx.array | None
+    `row`: index in the arrays. `first`, `stop`: the first column, and the one behind the newest tokens. `position` and
+    `token`: of the first new token, in the row and in the step.
+    """
+
+    segment: int
+    width: int
+    row: np.ndarray
+    first: np.ndarray
+    stop: np.ndarray
+    position: np.ndarray
+    token: np.ndarray
 
 
 class TracedPacked:
@@ -50,26 +56,31 @@ class TracedPacked:
         self._layers = layers
         self._group = layers[0].heads // layers[0].key_heads
 
-    def step(self, segments: Sequence[tuple[list[Any], int]], tokens: int) -> StepAttention | None:
+    def step(
+        self, segments: Sequence[tuple[list[Any], int | Sequence[int]]], tokens: int
+    ) -> StepAttention | None:
         """See `PackedAttention`. None unless every segment is written in place, or for too many."""
         if len(segments) > SEGMENTS:
             return None
-        for caches, width in segments:
+        widths = [width if isinstance(width, int) else sum(width) for _, width in segments]
+        for (caches, _), width in zip(segments, widths, strict=True):
             if not all(map(may_write, self._layers, caches, repeat(width))):
                 return None
-        spans = [_span(caches[0], width) for caches, width in segments]
-        widths = [width for _, width in segments]
-        places = [_places(*each) for each in zip(range(SEGMENTS), spans, widths, strict=False)]
-        unused = tokens - sum(map(len, places))
-        tiles = _tiles(spans, widths, unused, self._group)
+        rows: list[_Rows] = []
+        used = 0
+        for number, (caches, lengths) in enumerate(segments):
+            own = _rows(number, caches[0], lengths, used)
+            used += sum(each.width * len(each.row) for each in own)
+            rows += own
+        tiles = _tiles([*rows, _unused(used, tokens)], self._group)
         count = few_sizes(len(tiles))
         # A trace is for one size: tokens without a place, and tiles without tokens.
-        places.append(np.full((unused, _PLACE), -1, np.int32))
         tiles = np.concatenate([tiles, np.zeros((count - len(tiles), _TILE), np.int32)])
-        table = resident(mx.array(np.concatenate([*map(np.ravel, places), tiles.ravel()])))
+        table = resident(mx.array(np.concatenate([_places(rows, tokens).ravel(), tiles.ravel()])))
         blocks = count + (attention.WARPS - 1) * int(tiles[:, 7].sum())
-        parts = attention.parts_of(blocks * self._layers[0].key_heads, max(span.stop for span in spans))
-        marks = [attention.nothing() if span.hidden is None else span.hidden[:1, :1] for span in spans]
+        columns = max(int((each.stop - each.first).max()) for each in rows)
+        parts = attention.parts_of(blocks * self._layers[0].key_heads, columns)
+        marks = [_marks(caches[0]) for caches, _ in segments]
         each_segment = [*range(len(segments)), *[0] * (SEGMENTS - len(segments))]
         shared = [
             table[: tokens * _PLACE],
@@ -120,45 +131,70 @@ def _wrote(caches: Sequence[Any], widths: Sequence[int], done: mx.array) -> bool
     return starts_now
 
 
-def _span(cache: Any, width: int) -> _Span:
+def _rows(segment: int, cache: Any, width: int | Sequence[int], token: int) -> list[_Rows]:
+    """The rows of a segment whose first token is `token` of the step; texts side by side, by their lengths."""
+    if not isinstance(width, int):
+        lengths = np.array(width, np.int32)
+        start = np.cumsum(lengths, dtype=np.int32) - lengths
+        found = []
+        for length in np.unique(lengths).tolist():
+            own = start[lengths == length]
+            first, zero = cache.offset + own, np.zeros_like(own)
+            found.append(_Rows(segment, length, zero, first, first + length, zero, token + own))
+        return found
     if type(cache) is kv.RowKVCache:
-        return _Span([0], cache.offset + width, [cache.offset], None)
-    layout = cache.layout
-    return _Span(
-        layout.padding, layout.columns, [length - width for length in layout.lengths], layout.spans().hidden
-    )
+        firsts, stop, positions = [0], cache.offset + width, [cache.offset]
+    else:
+        layout = cache.layout
+        firsts, stop = layout.padding, layout.columns
+        positions = [length - width for length in layout.lengths]
+    row = np.arange(len(firsts), dtype=np.int32)
+    first, position = np.array(firsts, np.int32), np.array(positions, np.int32)
+    return [_Rows(segment, width, row, first, np.full_like(row, stop), position, token + width * row)]
 
 
-def _places(segment: int, span: _Span, width: int) -> np.ndarray:
+def _unused(used: int, tokens: int) -> _Rows:
+    """Padding of a step: a row without columns."""
+    zero = np.zeros(1, np.int32)
+    return _Rows(0, tokens - used, zero, zero, zero, zero, zero + used)
+
+
+def _marks(cache: Any) -> mx.array:
+    """The marks of columns to leave out, of the first row and column."""
+    hidden = None if type(cache) is kv.RowKVCache else cache.layout.spans().hidden
+    return attention.nothing() if hidden is None else hidden[:1, :1]
+
+
+def _places(rows: Sequence[_Rows], tokens: int) -> np.ndarray:
     """Segment, row, column and position of each token."""
-    rows, ahead = len(span.first), np.arange(width)
-    places = np.empty((rows, width, _PLACE), np.int32)
-    places[..., 0] = segment
-    places[..., 1] = np.arange(rows)[:, None]
-    places[..., 2] = span.stop - width + ahead
-    places[..., 3] = np.array(span.positions)[:, None] + ahead
-    return places.reshape(-1, _PLACE)
+    places = np.full((tokens, _PLACE), -1, np.int32)
+    for each in rows:
+        ahead = np.arange(each.width, dtype=np.int32)
+        own = np.empty((len(each.row), each.width, _PLACE), np.int32)
+        own[..., 0] = each.segment
+        own[..., 1] = each.row[:, None]
+        own[..., 2] = (each.stop - each.width)[:, None] + ahead
+        own[..., 3] = each.position[:, None] + ahead
+        places[each.token[:, None] + ahead] = own
+    return places
 
 
-def _tiles(spans: Sequence[_Span], widths: Sequence[int], padding: int, group: int) -> np.ndarray:
-    """The table of window_packed.cu. Padding is a row without columns."""
-    rows_alike = [*zip(range(SEGMENTS), spans, widths, strict=False), (0, _Span([0], 0, [0], None), padding)]
+def _tiles(rows: Sequence[_Rows], group: int) -> np.ndarray:
+    """The table of window_packed.cu."""
     every: list[np.ndarray] = []
-    token = 0
-    for segment, span, width in rows_alike:
-        rows, step = len(span.first), attention.block_queries(group * width)
-        queries = np.arange(0, group * width, step)
-        tiles = np.zeros((rows, len(queries), _TILE), np.int32)
-        tiles[..., 0] = segment
-        tiles[..., 1] = np.arange(rows)[:, None]
-        tiles[..., 2] = np.array(span.first)[:, None]
-        tiles[..., 3] = span.stop
-        tiles[..., 4] = width
+    for each in rows:
+        step = attention.block_queries(group * each.width)
+        queries = np.arange(0, group * each.width, step)
+        tiles = np.empty((len(each.row), len(queries), _TILE), np.int32)
+        tiles[..., 0] = each.segment
+        tiles[..., 1] = each.row[:, None]
+        tiles[..., 2] = each.first[:, None]
+        tiles[..., 3] = each.stop[:, None]
+        tiles[..., 4] = each.width
         tiles[..., 5] = queries
-        tiles[..., 6] = token + width * np.arange(rows)[:, None]
+        tiles[..., 6] = each.token[:, None]
         tiles[..., 7] = step > attention.block_queries(1)
         every.append(tiles.reshape(-1, _TILE))
-        token += rows * width
     # Tiles of prompts come first, since they take longest.
     return np.concatenate(every[::-1])
 

@@ -61,6 +61,8 @@ class DecoderModel:
         self.traced_attention = ops.traced_attention(self.heads) if traces_attention else None
         """Attention inside the traces of the layers; None where it is a call of its own."""
         self._packed_attention = ops.packed_attention(self.heads) if traces_attention else None
+        self.packs_texts = self._packed_attention is not None
+        """Whether texts side by side in one segment attend in one call."""
         self._traces = _Traces(weights, ops, self.traced_attention, self._packed_attention)
         step_ops = ops.step_ops(weights)
         self._steps: DecoderModel | None = None
@@ -138,7 +140,16 @@ class DecoderModel:
         if self._steps is not None and all(map(_is_decode, segments)):
             return self._at_once(self._steps, segments)
         steps = [
-            _Attention(self, one.inputs, one.caches, one.positions, one.shift, one.deep, one.reads)
+            _Attention(
+                self,
+                one.inputs,
+                one.caches,
+                one.positions,
+                one.shift,
+                one.deep,
+                one.reads,
+                lengths=one.lengths,
+            )
             for one in segments
         ]
         if all(segment.embeddings is None for segment in segments):
@@ -190,8 +201,9 @@ class DecoderModel:
         ends = [sum(step.tokens for step in steps[: index + 1]) for index in range(len(steps))]
         spans = [slice(end - step.tokens, end) for end, step in zip(ends, steps, strict=True)]
         together = None
-        if self._packed_attention and len(steps) > 1 and all(step.follows for step in steps):
-            segments = [(step.caches, step.width) for step in steps]
+        are_several = len(steps) > 1 or bool(steps[0].lengths)
+        if self._packed_attention and are_several and all(step.follows for step in steps):
+            segments = [(step.caches, step.lengths or step.width) for step in steps]
             together = self._packed_attention.step(segments, hidden.shape[0])
         if together:
             hidden, every = self._attended_together(hidden, product, together)
@@ -302,9 +314,11 @@ class _Attention:
         deep: Sequence[mx.array] = (),
         reads: bool = False,
         lazily: bool = False,
+        lengths: Sequence[int] = (),
     ) -> None:
         self.rows, self.width = inputs.shape
         self.reads = reads
+        self.lengths = lengths
         self._lazily = lazily
         self.tokens = self.rows * self.width
         self.offset: mx.array | int = caches[-1].offset if shift is None else caches[-1].offset + shift
@@ -339,7 +353,10 @@ class _Attention:
         """Write keys and values of one layer, and attend; returns [rows, heads, width, dim]."""
         heads, cache = self._layers[number].heads, self.caches[number]
         if heads.window not in self._masks:
-            self._masks[heads.window] = self._ops.mask(cache, self.width, heads.window)
+            if self.lengths:
+                self._masks[heads.window] = _mask_of_texts(self.lengths)
+            else:
+                self._masks[heads.window] = self._ops.mask(cache, self.width, heads.window)
         mask = self._masks[heads.window]
         # The output of the last layer is unused where a prompt goes on.
         is_unused = number == len(self._layers) - 1 and not self.reads and self.width > WIDTH_MAX
@@ -353,6 +370,12 @@ def _is_decode(segment: Segment) -> bool:
         return False
     is_of_tokens = segment.embeddings is None and segment.positions is None
     return is_of_tokens and isinstance(segment.caches[-1].offset, mx.array)
+
+
+def _mask_of_texts(lengths: Sequence[int]) -> mx.array:
+    """The columns that each token sees, [tokens, tokens], of texts side by side."""
+    text = np.repeat(np.arange(len(lengths)), lengths)
+    return mx.array(np.tril(text[:, None] == text))
 
 
 def _replayed(

@@ -56,9 +56,13 @@ class TracedAttention(Protocol):
 class PackedAttention(Protocol):
     """`TracedAttention` of all segments of a packed step together."""
 
-    def step(self, segments: Sequence[tuple[list[Any], int]], tokens: int) -> StepAttention | None:
-        """The attention of a step of these segments, (caches, width) each, padded to `tokens`; None where each segment
-        attends on its own."""
+    def step(
+        self, segments: Sequence[tuple[list[Any], int | Sequence[int]]], tokens: int
+    ) -> StepAttention | None:
+        """The attention of a step of these segments, padded to `tokens`; None where each segment attends on its own.
+
+        A segment is its caches and its width, or the lengths of texts that are side by side in its row.
+        """
         ...
 
     def attend(self, kind: Any, heads: HeadShape, product: mx.array, *arrays: mx.array) -> mx.array:

@@ -15,7 +15,8 @@ class Segment(NamedTuple):
     `positions` [3, rows, width]: three positions of each token; None where they follow from the caches. `shift` [rows]:
     numbers to add to the positions that follow from the caches. `deep`: numbers [rows, width, dim] to add to the hidden
     states behind each of the first layers. A segment that `reads` is of texts: the step gives its last hidden states
-    [rows, width, dim] instead of logits.
+    [rows, width, dim] instead of logits. `lengths`: tokens of each of several texts that are side by side in one row;
+    each attends to its own tokens.
     """
 
     inputs: mx.array
@@ -25,3 +26,4 @@ class Segment(NamedTuple):
     shift: mx.array | None = None
     deep: Sequence[mx.array] = ()
     reads: bool = False
+    lengths: Sequence[int] = ()

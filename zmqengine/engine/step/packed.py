@@ -19,7 +19,7 @@ from zmqengine.engine.models.trunk import trunk_of
 
 def forward(model: Any, segments: Sequence[Segment]) -> list[mx.array]:
     """The logits [rows, width, vocab] of each segment, or hidden states of one that `reads`, not computed yet."""
-    if len(segments) > 1 and hasattr(model, "packed"):
+    if (len(segments) > 1 or (segments and segments[0].lengths)) and hasattr(model, "packed"):
         logits: list[mx.array] = model.packed(segments)
         return logits
     # A loop is no call, as a comprehension is before Python 3.12.

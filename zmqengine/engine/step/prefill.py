@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import mlx.core as mx
+import numpy as np
 
 from zmqengine.engine import kv
 from zmqengine.engine.interface import RowDivergence, RowFailure, RowImage, RowPrefill, RowToken, StepResult
@@ -104,6 +105,7 @@ class Prefill:
         self._kernels = kernels
         # A model that is not packed reads its weights for each call.
         self._apart_max = kernels.prompts_apart if hasattr(model, "packed") else 0
+        self._packs_texts = bool(getattr(model, "packs_texts", False))
         self._seeing = seeing
         # One of each chunk in flight: a chunk that is waited for leaves the device without work while the host builds
         # the next.
@@ -178,14 +180,22 @@ class Prefill:
     def _begin_texts(
         self, texts: Sequence[tuple[Row, int]], padding_bytes_max: int, result: StepResult
     ) -> None:
-        whole = []
+        whole, side_by_side = [], []
         for row, tokens in texts:
-            if row.caches is None:
+            if row.caches is None and row.reuses_prefix:
                 self._fetch_prefix(row, result)
-            if tokens < row.remaining:
-                self._begin_slice(row, tokens)
-            else:
+            is_whole = tokens == row.remaining
+            if is_whole and self._packs_texts and row.caches is None and not row.branches:
+                side_by_side.append(row)
+                continue
+            if row.caches is None:
+                row.caches = kv.new_caches(self._model)
+            if is_whole:
                 whole.append(row)
+            else:
+                self._begin_slice(row, tokens)
+        if side_by_side:
+            self._begun.append(_Begun(side_by_side, self._side_by_side(side_by_side)))
         for group in self._groups(whole, padding_bytes_max):
             self._begin_group(group)
 
@@ -212,13 +222,13 @@ class Prefill:
     def score(self, logits: Sequence[mx.array]) -> None:
         """Take the logits of forced tokens from `logits` [rows, width, vocab], those of the begun segments, and
         hidden states."""
-        begun = [each for each in self._begun if each.segment is not None]
+        begun = [(rows, segment) for rows, segment, _ in self._begun if segment is not None]
         self.read = []
-        for each, found in zip(begun, logits, strict=False):
-            if each.rows[0].place is None:
-                self._score(each.rows[0], found)
+        for (rows, segment), found in zip(begun, logits, strict=False):
+            if rows[0].place is None:
+                self._score(rows[0], found)
             else:
-                self.read.append((each.rows, found))
+                self.read.append((rows, _padded(found, segment.lengths)))
 
     def wanted_image(self) -> tuple[Row, RowImage] | None:
         """The image that rows need next, if any."""
@@ -244,6 +254,11 @@ class Prefill:
         whole = []
         self._start_begun()
         for rows, segment, merged in self._begun:
+            if segment is not None and segment.lengths:
+                self.prompt_tokens += segment.inputs.size
+                for row in rows:
+                    row.computed_tokens, row.caches = row.prefill_end, None
+                continue
             if merged is not None:
                 if segment is not None:
                     self._complete_group(rows, merged.caches)
@@ -300,6 +315,13 @@ class Prefill:
             row.caches, row.tokens[row.computed_tokens : end], prompt_tokens=row.prefill_end
         )
         return self._seeing_segment(inputs, row.caches, [row])
+
+    def _side_by_side(self, texts: Sequence[Row]) -> Segment:
+        """A segment of whole texts, none of whose KV caches are needed later."""
+        caches = kv.new_caches(self._model)
+        tokens = [token for row in texts for token in row.tokens[: row.prefill_end]]
+        inputs = kv.begin_row_prefill(caches, tokens, prompt_tokens=len(tokens))
+        return Segment(inputs, caches, reads=True, lengths=[row.remaining for row in texts])
 
     def _seeing_segment(self, inputs: mx.array, caches: Caches, rows: Sequence[Row]) -> Segment:
         if self._seeing is None or rows[0].place is not None:
@@ -448,16 +470,15 @@ class Prefill:
         return parts
 
     def _fetch_prefix(self, row: Row, result: StepResult) -> None:
-        """Start a row from its longest cached prefix, if it may."""
-        if not row.reuses_prefix:
-            row.caches = kv.new_caches(self._model)
-            return
+        """Start a row from its longest cached prefix. A text without one has no caches then."""
         hit = self._store.fetch(row)
         row.computed_tokens = row.cached = hit.tokens
-        row.caches = kv.new_caches(self._model) if hit.caches is None else hit.caches
+        row.caches = hit.caches
         self.cached_tokens += row.computed_tokens
         if row.place is not None:
             return
+        if row.caches is None:
+            row.caches = kv.new_caches(self._model)
         if self._store.keeps_states:
             found = branches(row.computed_tokens, row.prefill_tokens - 1, hit.known)
             row.branches = sorted({*found, *(stop for stop in row.branches if stop > row.computed_tokens)})
@@ -501,6 +522,15 @@ class Prefill:
     def _offer(self, row: Row, source: kv.Source) -> None:
         if self._store.wants(row) and (offer := self._store.offer(row, source)) is not None:
             row.offers.append(offer)
+
+
+def _padded(hidden: mx.array, lengths: Sequence[int]) -> mx.array:
+    """Hidden states [texts, tokens, dim], padded at the end, of texts of these `lengths` that are side by side."""
+    if not lengths:
+        return hidden
+    stops = np.cumsum(lengths)
+    places = (stops - lengths)[:, None] + np.arange(max(lengths))
+    return hidden[0][mx.array(np.minimum(places, stops[:, None] - 1))]
 
 
 def _divergence(row: Row, hit: Hit) -> RowDivergence | None:
