@@ -106,8 +106,9 @@ async def seconds_of_ours(
         await asyncio.gather(*(client.close() for client in opened))
 
 
-async def gaps_ms(address: str, flood: Sequence[str]) -> list[float]:
-    """Milliseconds between neighbouring tokens of `STREAMS` streams, while a flood of texts is computed."""
+async def gaps_ms(address: str, flood: Sequence[str]) -> tuple[list[float], float]:
+    """Milliseconds between neighbouring tokens of `STREAMS` streams, while a flood of texts is computed, and the tokens
+    of prompts and texts read in a second."""
     gaps: list[float] = []
     async with AsyncClient(address) as client, AsyncClient(address) as other:
 
@@ -122,14 +123,17 @@ async def gaps_ms(address: str, flood: Sequence[str]) -> list[float]:
                     gaps.append((now - last) * 1000)
                 last = now
 
+        started, before = time.perf_counter(), (await client.status()).numbers["prompt_tokens"]
         flooding = asyncio.ensure_future(other.embed(flood)) if flood else None
         await asyncio.gather(*(stream(number) for number in range(STREAMS)))
+        read = (await client.status()).numbers["prompt_tokens"] - before
+        speed = read / (time.perf_counter() - started)
         if flooding is not None:
             if flooding.done():
                 raise click.ClickException("the flood ended before the streams: give more texts")
             flooding.cancel()
             await asyncio.gather(flooding, return_exceptions=True)
-    return gaps
+    return gaps, speed
 
 
 def tokens_of(texts: Sequence[str], tokenizer_json: Path) -> list[list[int]]:
@@ -299,9 +303,11 @@ def main(
         with worker_of(chat, directory) as (address, _):
             for _ in range(rounds):
                 for name, of_flood in (("alone", []), ("beside a flood", texts_of(flood, 9))):
-                    gaps = sorted(asyncio.run(gaps_ms(address, of_flood)))
+                    gaps, speed = asyncio.run(gaps_ms(address, of_flood))
+                    gaps.sort()
+                    of_texts = f" ({speed:.0f} tokens/s of them)" if of_flood else ""
                     print(
-                        f"{STREAMS} streams {name}: ITL p50 {statistics.median(gaps):.2f} ms, "
+                        f"{STREAMS} streams {name}{of_texts}: ITL p50 {statistics.median(gaps):.2f} ms, "
                         f"p99 {gaps[int(len(gaps) * 0.99)]:.2f} ms",
                         flush=True,
                     )

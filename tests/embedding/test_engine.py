@@ -212,7 +212,7 @@ def test_texts_take_a_share_of_the_time_of_rows_that_decode(call_s: float, token
         assert settled[int(len(settled) * 0.99)] <= plain_s * 1.5
         assert taken >= 0.8 * 2000 * min(2048, (SHARE * plain_s - call_s) / token_s) * 0.9
     assert taken > 1000
-    assert settled[60] == plain_s, "some steps have no texts, so that these are timed"
+    assert settled[len(settled) // 100] == plain_s, "some steps have no texts, so that these are timed"
 
 
 def test_few_texts_say_nothing_about_many() -> None:

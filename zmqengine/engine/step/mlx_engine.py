@@ -252,7 +252,7 @@ class MlxEngine:
             own = tokens_max // 4
             self._text_pace.plain_s = 0.0
         elif self._decode.rows and self._pace.target_s:
-            own = self._text_pace.choose(tokens_max, self._pace.plain_s)
+            own = self._text_pace.choose(tokens_max, self._pace.plain_s, self._pace.tokens_per_s)
         else:
             own = tokens_max
             self._text_pace.plain_s = 0.0

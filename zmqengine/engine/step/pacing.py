@@ -130,6 +130,11 @@ class StepPace:
         return min(goal_s, tokens * token_s)
 
     @property
+    def tokens_per_s(self) -> float:
+        """The speed of prefill; 0 if none was timed."""
+        return self._speed or 0.0
+
+    @property
     def plain_s(self) -> float:
         """Seconds of a step of as many rows as decode now without prefill; 0 if none was timed."""
         return self._plain_s[self._nearest_seen(self._decoding)] if self._plain_s else 0.0

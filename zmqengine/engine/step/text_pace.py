@@ -6,13 +6,16 @@ SHARE = 0.35
 """Time of texts in a step, as a share of the time of one without: streams then keep within 1.5 of it."""
 TOKENS_MIN = 4
 """Fewer tokens take as long: that of the calls of a further segment, or of a layer."""
+# Time of the least number of tokens at the speed of prefill, as a share of a step without texts. The calls of a
+# segment may take more than `SHARE` alone; a GPU reads a hundred tokens in the time of four then.
+_LEAST_SHARE = SHARE / 2
 TOKENS_START = 16
 _EXTRA_MAX = 4.0
 # Weight of the present in moving averages.
 _NEW = 0.2
 _GAIN = 0.2
 # Steps without texts, so that these can be timed: as many as a chunk may show in, and one.
-_PERIOD, _REST = 64, 4
+_PERIOD, _REST = 256, 4
 
 
 class TextPace:
@@ -24,6 +27,7 @@ class TextPace:
 
     def __init__(self) -> None:
         self._tokens = float(TOKENS_START)
+        self._least = float(TOKENS_MIN)
         self._steps = 0
         # In plain steps: time that may be taken, and what the texts of a step take.
         self._credit = 0.0
@@ -31,17 +35,20 @@ class TextPace:
         self.plain_s = 0.0
         """Seconds of a step without texts, 0 while no rows decode or prompts wait, whose pace counts then."""
 
-    def choose(self, tokens_max: int, plain_s: float) -> int:
+    def choose(self, tokens_max: int, plain_s: float, tokens_per_s: float = 0.0) -> int:
         """Tokens of texts in this step, at most `tokens_max`.
 
-        `plain_s`: seconds of a step without texts; 0 until one was timed, which waits for that.
+        `plain_s`: seconds of a step without texts; 0 until one was timed, which waits for that. `tokens_per_s`: the
+        speed of prefill where texts are segments; 0 where it is unknown or where they are computed by layers.
         """
         self.plain_s = plain_s
+        self._least = max(TOKENS_MIN, _LEAST_SHARE * plain_s * tokens_per_s)
+        self._tokens = max(self._tokens, self._least)
         if not plain_s:
             return 0
         self._steps += 1
         self._credit = min(self._credit + SHARE, max(SHARE, self._extra))
-        is_least = self._tokens < TOKENS_MIN + 1
+        is_least = self._tokens < self._least + 1
         if self._steps % _PERIOD < _REST or (is_least and self._credit < self._extra):
             return 0
         return min(int(self._tokens), tokens_max)
@@ -57,4 +64,4 @@ class TextPace:
             # Few texts say nothing about many.
             return
         change = min(1.0, max(-1.0, (SHARE - extra) / SHARE))
-        self._tokens = max(TOKENS_MIN, self._tokens * (1 + _GAIN * change))
+        self._tokens = max(self._least, self._tokens * (1 + _GAIN * change))
