@@ -4,10 +4,9 @@ Texts are batch work of many short prompts. Beside rows that decode `TextPace` g
 prompts wait they have a quarter of a chunk. A text that does not fit is read in slices, and its row has no other such
 text then: the KV cache of the longest one is what the worker reserves for the row.
 
-A device of its own reads a chunk in the packed step: on CUDA whole texts are side by side in one segment, elsewhere texts
-of a length share one, padded. On a CPU the operations of one more segment take
-longer than a step of a small model may, so there a chunk beside rows that decode is computed by layers, some in each
-step.
+A device of its own reads a chunk in the packed step: on CUDA whole texts are side by side in one segment, elsewhere
+texts of about a length share one, padded. On a CPU the operations of one more segment take longer than a step of a
+small model may, so there a chunk beside rows that decode is computed by layers, some in each step.
 """
 
 from __future__ import annotations
