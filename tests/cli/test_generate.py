@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import COMMAND, RunningWorker
 from tests.cli.terminal import Terminal
 from tests.support.stderr import complaints
@@ -107,8 +109,11 @@ sys.exit(main(["generate", "Once"]))
     assert short_directory in ended.stderr
 
 
-def test_ctrl_c_aborts_the_request_and_keeps_what_is_there(start_worker: StartWorker, run: Run) -> None:
-    """Exit code 130, no traceback, and the worker has its row back."""
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+def test_a_signal_aborts_the_request_and_keeps_what_is_there(
+    start_worker: StartWorker, run: Run, number: int, code: int
+) -> None:
+    """No traceback, and the worker has its row back."""
     worker = start_worker(step_ms=20)
     process = subprocess.Popen(
         [*COMMAND, "generate", "-w", worker.name, "-n", "4000", "Once"],
@@ -118,11 +123,12 @@ def test_ctrl_c_aborts_the_request_and_keeps_what_is_there(start_worker: StartWo
     assert process.stdout is not None
     first = os.read(process.stdout.fileno(), 1)
     assert first
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, stderr = process.communicate(timeout=60)
-    assert (process.returncode, stderr) == (130, b"")
+    assert (process.returncode, stderr) == (code, b"")
     status = json.loads(run("status", "-w", worker.name, "--json").stdout)
     assert status["status"]["state"] == "ready"
+    assert status["status"].get("requests", []) == []
 
 
 def test_a_long_prompt_shows_its_progress_on_a_terminal(start_worker: StartWorker) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -41,10 +42,35 @@ def ready_client(target: WorkerTarget, *, name: str) -> Iterator[Client]:
         else:
             _tell(event)
 
-    with connect(target, name=name, on_event=tell) as client:
+    with _unwound_by_sigterm(), connect(target, name=name, on_event=tell) as client:
         with ProgressLine(lambda: progress[-1] if progress else None if target.model else loading(client)):
             client.wait_ready()
         yield client
+
+
+class _Terminated(BaseException):
+    """SIGTERM came."""
+
+
+@contextlib.contextmanager
+def _unwound_by_sigterm() -> Iterator[None]:
+    """Has SIGTERM leave the contexts inside before it ends the process, so that a client aborts its requests.
+
+    A worker goes on with those of a client that is gone without a word, which may come back.
+    """
+
+    def terminate(*_: object) -> None:
+        raise _Terminated
+
+    earlier = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    except _Terminated:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
 
 
 def _check_named(target: WorkerTarget) -> None:
