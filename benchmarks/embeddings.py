@@ -106,11 +106,10 @@ async def seconds_of_ours(
         await asyncio.gather(*(client.close() for client in opened))
 
 
-async def gaps_ms(address: str, flood: Sequence[str]) -> tuple[list[float], float]:
-    """Milliseconds between neighbouring tokens of `STREAMS` streams, while a flood of texts is computed, and the tokens
-    of prompts and texts read in a second."""
+async def gaps_ms(address: str) -> tuple[list[float], float]:
+    """Milliseconds between neighbouring tokens of `STREAMS` streams, and tokens that the worker read in a second."""
     gaps: list[float] = []
-    async with AsyncClient(address) as client, AsyncClient(address) as other:
+    async with AsyncClient(address) as client:
 
         async def stream(number: int) -> None:
             last: float | None = None
@@ -123,17 +122,36 @@ async def gaps_ms(address: str, flood: Sequence[str]) -> tuple[list[float], floa
                     gaps.append((now - last) * 1000)
                 last = now
 
-        started, before = time.perf_counter(), (await client.status()).numbers["prompt_tokens"]
-        flooding = asyncio.ensure_future(other.embed(flood)) if flood else None
+        started, before = time.perf_counter(), await _tokens_read(client)
         await asyncio.gather(*(stream(number) for number in range(STREAMS)))
-        read = (await client.status()).numbers["prompt_tokens"] - before
-        speed = read / (time.perf_counter() - started)
-        if flooding is not None:
-            if flooding.done():
-                raise click.ClickException("the flood ended before the streams: give more texts")
-            flooding.cancel()
-            await asyncio.gather(flooding, return_exceptions=True)
-    return gaps, speed
+        read = await _tokens_read(client) - before
+        return gaps, read / (time.perf_counter() - started)
+
+
+async def _tokens_read(client: AsyncClient) -> float:
+    return (await client.status()).numbers["prompt_tokens"]
+
+
+@contextmanager
+def flooded(address: str, file: Path) -> Iterator[None]:
+    """Has another process embed the texts in the lines of `file`, as a batch job does; the worker has read some."""
+    command = ["embed", str(file), "--worker", address, "--out", f"{file}.npy"]
+    process = subprocess.Popen([sys.executable, "-m", "zmqengine.cli.main", *command])
+    try:
+        asyncio.run(_reading(address))
+        yield
+        if process.poll() is not None:
+            raise click.ClickException("the flood ended before the streams: give more texts")
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+async def _reading(address: str) -> None:
+    async with AsyncClient(address) as client:
+        before = await _tokens_read(client)
+        while await _tokens_read(client) == before:
+            await asyncio.sleep(0.05)
 
 
 def tokens_of(texts: Sequence[str], tokenizer_json: Path) -> list[list[int]]:
@@ -300,19 +318,24 @@ def main(
                 f"{ratios[0]:.2f} x, p90 {ratios[1]:.2f} x, p99 {ratios[2]:.2f} x",
                 flush=True,
             )
+        file = directory / "flood.txt"
+        file.write_text("\n".join(text.replace("\n", " ") for text in texts_of(flood, 9)))
         with worker_of(chat, directory) as (address, _):
             for _ in range(rounds):
-                for name, of_flood in (("alone", []), ("beside a flood", texts_of(flood, 9))):
-                    gaps, speed = asyncio.run(gaps_ms(address, of_flood))
-                    gaps.sort()
-                    of_texts = f" ({speed:.0f} tokens/s of them)" if of_flood else ""
-                    print(
-                        f"{STREAMS} streams {name}{of_texts}: ITL p50 {statistics.median(gaps):.2f} ms, "
-                        f"p99 {gaps[int(len(gaps) * 0.99)]:.2f} ms",
-                        flush=True,
-                    )
+                _print_gaps("alone", *asyncio.run(gaps_ms(address)))
+                with flooded(address, file):
+                    _print_gaps("beside a flood", *asyncio.run(gaps_ms(address)))
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _print_gaps(name: str, gaps: list[float], speed: float) -> None:
+    gaps.sort()
+    print(
+        f"{STREAMS} streams {name}: ITL p50 {statistics.median(gaps):.2f} ms, "
+        f"p99 {gaps[int(len(gaps) * 0.99)]:.2f} ms; {speed:.0f} tokens/s of prompts and texts",
+        flush=True,
+    )
 
 
 def _processor_s(worker: psutil.Process) -> float:
