@@ -95,7 +95,7 @@ class UnknownRequest(RequestError):
 
 
 class UnknownModel(RequestError):
-    """The launcher offers no model of this name; the message names those that are spelt alike."""
+    """The launcher offers no model of this name; the message names similar ones."""
 
     code = "unknown_model"
 

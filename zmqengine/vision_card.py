@@ -37,7 +37,7 @@ class VisionCard(Struct, frozen=True, omit_defaults=True):
     """The preparation of an image for one model: its size in patches, and the tokens that stand for it.
 
     `patch` is pixels a side, `merge` patches a side that become one feature: a *cell* has `patch * merge` pixels a
-    side. `resize` names the rule for the size; the numbers are those that the rule uses, 0 where it uses none.
+    side. `resize` names the rule for the size; the numbers are its parameters, 0 where it has none.
     `placeholder` is the id that the chat template writes once for an image, `token` the id of each feature.
     """
 

@@ -122,7 +122,7 @@ class _Given:
         return self.token(str(self.whole.get("image_token") or default))
 
     def filter(self, default: ResizeFilter) -> ResizeFilter:
-        """The resampling, of those that the protocol names."""
+        """The resampling, by the protocol's name."""
         return _FILTERS.get(int(self.processor.get("resample") or 0), default)
 
 

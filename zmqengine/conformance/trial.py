@@ -33,7 +33,7 @@ def check(
     prepare: Callable[[zmq.Socket[bytes]], None] | None = None,
     only: str = "",
 ) -> Iterator[Outcome]:
-    """Try the rules on the worker whose ctl is at `address`, one after the other: all, or those that contain `only`.
+    """Try the rules that contain `only` on the worker whose ctl is at `address`, one after the other.
 
     `answer_s` is the time-out of a reply; `prepare` is called with every socket before it connects, to set keys.
     """

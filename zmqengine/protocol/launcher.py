@@ -120,7 +120,7 @@ class ReloadList(Message, frozen=True):
 
 
 class ModelList(Message, frozen=True):
-    """All models. `reserved_bytes` is for those that are loaded, `foreign_bytes` for workers of others."""
+    """All models. `reserved_bytes`: memory of loaded ones; `foreign_bytes`: memory of others' workers."""
 
     KIND = b"l"
     call: CallId

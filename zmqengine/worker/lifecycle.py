@@ -312,7 +312,7 @@ class Lifecycle:
         return min((when for when in due if when is not None), default=None)
 
     def drain(self) -> None:
-        """Refuse new requests, and end those that have not started; running and preempted ones continue."""
+        """Refuse new requests, and end waiting ones; running and preempted ones continue."""
         self._draining = True
         waiting = [request for request in self._live if request.phase in ("preparing", "queued")]
         self.end_all(waiting, "shutdown", "the worker stopped before this request was started")

@@ -26,7 +26,7 @@ T = TypeVar("T", bound=Struct)
 class Options(SamplingOptions, total=False):
     """Keyword options of `generate_tokens`, `generate` and `chat`, as SPEC.md defines them.
 
-    `max_tokens` is 256 if left out, and with None as many as the context and the worker's memory allow. Without a
+    `max_tokens` is 256 if left out, and with None the most that the context and the worker's memory allow. Without a
     `seed` the client draws one, reported as `Completion.seed`.
 
     At most one of these constrains the output: `schema`, a JSON schema or a type that has one (a pydantic model, a

@@ -15,7 +15,7 @@ from zmqengine_client.core.request import Request
 
 
 class RequestTable:
-    """All requests of a session: `live` has those that have not ended, `inserting` sends them to the worker.
+    """All requests of a session: `live` has the unfinished ones, `inserting` sends them to the worker.
 
     It sends only while the connection is live; `go_live` reconciles the worker's requests with these.
     """
@@ -113,7 +113,7 @@ class RequestTable:
     # --- time ----------------------------------------------------------------------------------------------
 
     def advance(self, now: float) -> None:
-        """Acknowledge ended requests; insert again those that were put off."""
+        """Acknowledge ended requests; insert deferred ones again."""
         if self._connection.phase is Phase.LIVE:
             self.live.acks.advance(now)
             self.inserting.advance(now)

@@ -103,7 +103,7 @@ def _read(path: Path) -> bytes:
 _PNG_MODES = {
     "CMYK": "RGB", "YCbCr": "RGB", "HSV": "RGB", "RGBX": "RGB", "PA": "RGBA", "RGBa": "RGBA", "La": "LA",
 }  # fmt: skip
-"""Modes of PIL that a PNG does not have, and those that take their place."""
+"""Modes of PIL that a PNG does not have, and their replacements."""
 
 
 def _saved(image: Image) -> bytes:

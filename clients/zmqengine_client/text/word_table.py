@@ -66,7 +66,7 @@ class WordTable:
             table = cls(tokenizer, encode_batch)
             return table if table.encode(_PROBES) == encode_batch(_PROBES, True) else None
         except Exception:  # noqa: BLE001 - the library raises plain Exception
-            # It cannot read every text, and raises for those that it cannot.
+            # It raises for a text that it cannot read.
             return None
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:

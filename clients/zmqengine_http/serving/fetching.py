@@ -35,7 +35,7 @@ class ImageFetching:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="fetch")
 
     def submit(self, url: str) -> Future[bytes]:
-        """Fetch an image in a thread, after those that were submitted before. `BadRequest` says why it failed."""
+        """Fetch an image in a thread, after earlier ones. `BadRequest` says why it failed."""
         return self._threads.submit(fetch, url)
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ class Pool:
         self._homes: OrderedDict[object, PooledWorker] = OrderedDict()
 
     def learn(self, names: Mapping[str, str]) -> None:
-        """Further names of models, in place of those that were learned before."""
+        """Further names of models, in place of the earlier ones."""
         self._learned = {alias: name for alias, name in names.items() if alias != name}
 
     def named(self, name: str) -> str:

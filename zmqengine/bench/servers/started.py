@@ -202,7 +202,7 @@ class _Servers:
         raise TargetError(f"{label} did not start: {' | '.join(lines) or 'no answer'}")
 
     def end(self) -> None:
-        """Terminate each server, and kill those that do not end in time."""
+        """Terminate each server, and kill it if it does not end in time."""
         for process in reversed(self._processes):
             process.terminate()
         for process in self._processes:

@@ -36,7 +36,7 @@ def reason_of(error: str) -> str:
 class RowMatcher:
     """The constraint of one row. It begins after the consecutive tokens `after`; with none, at once.
 
-    Until then every token but those that end the output is allowed. `followed`: the tokens of the output so far.
+    Until then every token that does not end the output is allowed. `followed`: the tokens of the output so far.
     """
 
     __slots__ = (
@@ -153,7 +153,7 @@ class RowMatcher:
 
 
 class NeverBegins:
-    """A constraint that never begins: it allows every token but those that end the output."""
+    """A constraint that never begins: it allows every token that does not end the output."""
 
     def start(self, emitted: Sequence[int]) -> RowMatcher:
         """A matcher for a row with the output `emitted` so far."""

@@ -51,7 +51,7 @@ class LoadedModel:
 def load(model: str, report: Report = lambda stage, fraction: None, *, name: str = "") -> LoadedModel:
     """Load the local directory or the hub id `model`, to be known as `name`: the id or directory if empty.
 
-    Every array of the model is evaluated on the calling thread, also those that are no parameters, so no lazy array
+    Every array of the model is evaluated on the calling thread, parameters or not, so no lazy array
     belongs to another thread's stream. `report` gets the stage and, where known, the fraction of it that is done.
     Raises `ModelLoadError`, or the device's own error if it was lost while loading.
     """

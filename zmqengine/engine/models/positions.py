@@ -53,7 +53,7 @@ class CallPositions:
     """
 
     def __init__(self, layers: Sequence[Any], axes: Axes) -> None:
-        """Replace the rotary embeddings of `layers`. Raises `NotOfTheFamily` for those that are no plain rotation."""
+        """Replace the rotary embeddings of `layers`. Raises `NotOfTheFamily` for one that is no plain rotation."""
         ropes = [layer.self_attn.rope for layer in layers if "self_attn" in layer]
         if not ropes or any(type(rope) is not RoPE or rope.traditional for rope in ropes):
             raise NotOfTheFamily("its rotary embeddings are not plain")

@@ -107,12 +107,12 @@ class LengthBuckets:
         batch.join(rows, caches)
 
     def leave(self, rows: Sequence[Row]) -> None:
-        """Drop rows; those that are not here are ignored."""
+        """Drop rows; unknown ones are ignored."""
         for batch in self._batches:
             batch.leave(rows)
 
     def drop(self, rows: Sequence[Row]) -> None:
-        """Drop rows without offering their caches; those that are not here are ignored."""
+        """Drop rows without offering their caches; unknown ones are ignored."""
         for batch in self._batches:
             batch.drop(set(rows))
 

@@ -133,7 +133,7 @@ class MlxEngine:
         self._start_batch()
 
     def insert(self, requests: Sequence[RowRequest]) -> list[RowFailure]:
-        """Add rows; their prefill starts in the next `next()`. Returns those that could not be added."""
+        """Add rows; their prefill starts in the next `next()`. Returns the failures."""
         failures = []
         for request in requests:
             try:
@@ -157,7 +157,7 @@ class MlxEngine:
         self._texts = Texts(self.info, pooling, self._store)
 
     def embed(self, requests: Sequence[TextsRequest]) -> list[RowFailure]:
-        """Add rows of texts. Returns those that could not be added."""
+        """Add rows of texts. Returns the failures."""
         failures = []
         for request in requests:
             try:

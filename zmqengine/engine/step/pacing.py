@@ -113,7 +113,7 @@ class StepPace:
         return self._tokens(decoding + self.decoding_elsewhere, waiting)
 
     def goal_s(self, decoding: int, waiting: int) -> float:
-        """Seconds of this step for other work in the place of a chunk, as many as for the chunk; 0 is for no limit.
+        """Seconds of this step for other work in the place of a chunk, the time of that chunk; 0 is for no limit.
 
         On a CPU prompts take longer than their chunks do: the step in which a row joins the batch copies it. The speed
         counts both, so the time of chunks is measured by itself.
@@ -183,7 +183,7 @@ class StepPace:
             return most
         if self._speed is None:
             return min(TOKENS_START, most)
-        # A long chunk delays the rows that decode, a short one those that wait.
+        # A long chunk delays decoding rows, a short one waiting rows.
         within = int(max(self._speed, self._slowest) * self._goal_s(decoding, _ahead(decoding, waiting)))
         return max(min(TOKENS_MIN, most), min(within, most, self._room))
 
@@ -226,5 +226,5 @@ class StepPace:
 
 
 def _ahead(decoding: int, waiting: int) -> float:
-    """The excess of waiting rows over those that decode, as a share."""
+    """The excess of waiting over decoding rows, as a share."""
     return max(0, waiting - decoding) / max(1, waiting + decoding)

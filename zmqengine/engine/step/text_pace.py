@@ -14,7 +14,7 @@ _EXTRA_MAX = 4.0
 # Weight of the present in moving averages.
 _NEW = 0.2
 _GAIN = 0.2
-# Steps without texts, so that these can be timed: as many as a chunk may show in, and one.
+# Steps of a period without texts, to time these: the steps in which a chunk may show, and one.
 _PERIOD, _REST = 256, 4
 
 

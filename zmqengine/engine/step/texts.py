@@ -150,7 +150,7 @@ class Texts:
         self._layer_tokens = tokens
 
     def compute(self, tokens_max: int) -> int:
-        """Compute one layer of the chunk, or as many as have `tokens_max` tokens together; returns their tokens."""
+        """Compute layers of the chunk with `tokens_max` tokens together, at least one; returns their tokens."""
         count = min(len(self._layers), max(1, tokens_max // self._layer_tokens))
         mx.eval([self._layers.popleft() for _ in range(count)])
         return count * self._layer_tokens

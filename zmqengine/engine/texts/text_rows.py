@@ -24,7 +24,7 @@ class TextPlace(NamedTuple):
 
 
 class TextRow:
-    """A row of texts: those that no batch has taken, and vectors whose turn to be handed over has not come."""
+    """A row of texts: waiting texts, and computed vectors behind a gap."""
 
     __slots__ = ("delivered", "done_tokens", "made", "request", "tokens", "waiting")
 

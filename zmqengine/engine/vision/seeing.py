@@ -2,7 +2,7 @@
 
 A row is read up to the first feature that is missing. Images are computed one at a time, those of the oldest row first,
 in the order in which it needs them. Features are found by scope and hash; the least recently used go first, so each
-step marks those that rows still need, the oldest row's last.
+step marks the ones still needed, the oldest row's last.
 """
 
 from __future__ import annotations

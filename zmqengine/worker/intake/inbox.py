@@ -234,7 +234,7 @@ class Inbox:
         waiting.append(received)
 
     def _image_settled(self, settled: SettledImage) -> None:
-        """Answer the commands that sent an image, and let those that name it be carried out."""
+        """Answer the commands that sent an image, and release the ones that name it."""
         waiting = self._waiting.pop(settled.name)
         self._waiting_behind -= len(waiting) - 1
         for place, received in enumerate(waiting):

@@ -20,7 +20,7 @@ from zmqengine.vision_card import VisionCard, check_patches, image_hash
 Name = tuple[str, bytes]
 """Scope and hash."""
 SETTLED_MAX = 64
-"""Images whose hash is taken over at a time; as many as a request may name."""
+"""Maximum images hashed at a time: the maximum of a request."""
 
 
 class ImageArrives(Exception):
@@ -123,7 +123,7 @@ class ImageStore:
         self._hashing.shutdown(wait=False, cancel_futures=True)
 
     def take(self, images: Sequence[ImageRef], scope: str) -> list[RowImage]:
-        """The images of a request, held until `release`. Raises `ImageWanted` with those that are not held.
+        """The images of a request, held until `release`. Raises `ImageWanted` with the missing ones.
 
         Raises `ImageArrives` while the hash of one is not known, and `NeverFits` for images that are too many to be
         held at once.

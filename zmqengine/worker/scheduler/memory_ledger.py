@@ -25,7 +25,7 @@ class MemoryLedger:
     `prompt_cache_share` of what weights, padding and workspace leave.
 
     Memory of `constraints` is the host's, which most devices share; what they hold is not there for rows. The largest
-    request fits beside as many as there may be, so one that runs alone always does.
+    request fits beside the maximum number of others, so one that runs alone always does.
 
     Raises `ConfigError` when nothing is left for rows.
     """

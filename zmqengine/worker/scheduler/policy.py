@@ -125,7 +125,7 @@ class ServiceOrder:
     def charge(self, ticket: Ticket, prefill_tokens: int, decode_tokens: int) -> None:
         """Charge a running request's flow for tokens that were prefilled and decoded.
 
-        Exclude cached tokens, and those that a preempted row prefills again: the flow did not cause them.
+        Exclude cached tokens, and tokens that a preempted row prefills again: the flow did not cause them.
         """
         assert ticket.phase == "running", f"a {ticket.phase} request is not served"
         cost = prefill_tokens * self.prefill_cost + decode_tokens

@@ -71,7 +71,7 @@ class _Ratio:
 class ServiceRates:
     """Exponentially weighted rates of prefill, decode and finished requests, updated after each step. Reads no clock.
 
-    Seconds are those that the engine worked: an idle worker forgets nothing. For costs, a step that both prefills and
+    Only seconds of work count: an idle worker forgets nothing. For costs, a step that both prefills and
     decodes is split: the time of a decode step counts as decode, the rest as prefill. For durations it is not split:
     a row that prefills waits for the rows that decode in the same step, and they for it.
     """

@@ -108,7 +108,7 @@ class Scheduler:
     # --- admission control: may a new request wait at all? ---
 
     def allowed_tokens(self, prompt: Sequence[int], max_tokens: int | None) -> int:
-        """Prompt and output tokens that a request may hold; without `max_tokens`, as many as fit in memory alone.
+        """Prompt and output tokens that a request may hold; without `max_tokens`, the number that fits in memory alone.
 
         Raises `ContextExceeded` or `NeverFits`.
         """

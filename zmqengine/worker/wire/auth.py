@@ -39,7 +39,7 @@ class Guard:
     """Guard of a worker's sockets: answers libzmq's question whether a key may connect.
 
     Created before the sockets that it guards are bound. The keys are the `*.key` files of one or two directories,
-    operators' keys among those that may connect. An added or removed file counts from the next connection on. `User-Id`
+    operators' keys among the accepted ones. An added or removed file counts from the next connection on. `User-Id`
     of a connection's frames is its public key in Z85, which no other peer can have.
 
     One thread serves it: `fileno` for its poller, `check` when that is readable.

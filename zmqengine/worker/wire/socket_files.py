@@ -2,7 +2,7 @@
 
 Systems clean /tmp: macOS removes files that were not touched for 3 days, systemd-tmpfiles after 10. It leaves a
 directory alone that is locked; macOS does not. So the lock is on the directory itself, the files are touched, and
-those that are gone are bound anew: libzmq binds a path any number of times, and earlier connections stay.
+missing ones are bound anew: libzmq binds a path any number of times, and earlier connections stay.
 """
 
 from __future__ import annotations

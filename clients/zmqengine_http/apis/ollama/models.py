@@ -31,7 +31,7 @@ async def tags(service: Service, exchange: Exchange) -> None:
 
 
 async def ps(service: Service, exchange: Exchange) -> None:
-    """GET /api/ps: the models that are loaded: all of them, or those that a launcher has loaded."""
+    """GET /api/ps: the loaded models: all of them, or a launcher's loaded ones."""
     if service.launched is not None:
         entries = sorted(service.launched.entries.values(), key=lambda entry: entry.name)
         await exchange.send_json({"models": [_loaded(entry) for entry in entries if entry.state == "ready"]})

@@ -44,7 +44,7 @@ class FileIndex:
         return dict(self._following.get(parent_key, {}))
 
     def run(self, keys: Sequence[bytes]) -> tuple[str, list[bytes]] | None:
-        """The file of the first of `keys`, and those that follow it there; None if it is in no file."""
+        """The file of the first of `keys`, and the following keys in it; None if it is in no file."""
         first = self.find(keys[0])
         if first is None:
             return None

@@ -184,7 +184,7 @@ class LayeredJob:
 
 
 def _together(grids: Sequence[Grid]) -> Iterator[list[Grid]]:
-    """Neighbouring tiles of one grid, as many as are computed together."""
+    """Neighbouring tiles of one grid that are computed together."""
     for grid, alike in groupby(grids):
         tiles = list(alike)
         count = max(1, PATCHES_MAX // _patches(grid))

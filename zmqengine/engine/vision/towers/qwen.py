@@ -99,7 +99,7 @@ class QwenVision(Module):
         return embedded + resize_table(self.position, grid, "corners") if "position" in self else embedded
 
     def positions(self, grid: Grid) -> Callable[[int], dict[str, Any]]:
-        """The rotation, alike in all layers, and windows for those that have them."""
+        """The rotation, alike in all layers, and the windows of layers with windows."""
         rotation = axes_rotation(grid, self._freqs, self._freqs)
         windows = windows_of(grid, self._window) if self._full_layers is not None else None
 
