@@ -50,6 +50,8 @@ started read earlier columns, or columns of a step that has landed. Rows do not 
 A row in prefill has arrays of its own (`RowKVCache`), allocated once with room for its prompt, and only appends to
 them: there is no other writer, and readers of earlier columns are not disturbed. So only rules 1 and 3 apply.
 `RowKVCache.can_write_here` keeps rule 1; for rule 3, the arrays that `wrote_in_place` leaves depend on the write.
+The caches of texts side by side are overwritten by the next segment of texts (`rewind`): rule 2 holds, as a step starts
+the vectors of its texts.
 
 `KVBatch` keeps rules 2 and 4, `RaggedKVCache.can_write_here` rule 1. With ZMQENGINE_CHECK_KV=1, as in tests, rule 2 is
 asserted for every row and column (`generations.py`). A model that is stepped several times before its first step is
@@ -70,6 +72,7 @@ from zmqengine.engine.kv.row_caches import (
     end_row_prefill,
     new_caches,
     prefill_row,
+    rewind,
     start,
 )
 from zmqengine.engine.kv.shape import CacheShape, measure_caches
@@ -96,5 +99,6 @@ __all__ = [
     "measure_caches",
     "new_caches",
     "prefill_row",
+    "rewind",
     "start",
 ]

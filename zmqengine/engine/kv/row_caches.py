@@ -35,12 +35,20 @@ class RowKVCache(KVCache):
         assert self._corners is not None, "a kernel appends to arrays of this row alone"
         return self._corners
 
+    @property
+    def room(self) -> int:
+        """Columns of arrays that are this row's alone, used ones included; 0 if the arrays may be shared."""
+        own = self._own_keys
+        return 0 if own is None or own is not self.keys else int(own.shape[2])
+
     def can_write_here(self, count: int, dtype: mx.Dtype) -> bool:
         """Whether `count` columns may be appended in place: the arrays are this row's alone, and large enough."""
-        own = self._own_keys
-        if own is None or own is not self.keys or own.dtype != dtype:
-            return False
-        return self.offset + count <= own.shape[2]
+        return self.offset + count <= self.room and bool(self.keys.dtype == dtype)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> Any:
+        """Write by MLX, as mlx-lm's cache does. The arrays are not this row's own then: MLX may have copied them."""
+        self._own_keys = self._corners = None
+        return super().update_and_fetch(keys, values)  # type: ignore[no-untyped-call]
 
     def own(self, keys: mx.array, values: mx.array) -> None:
         """Take arrays in memory that nothing else refers to, which hold the columns so far."""
@@ -61,6 +69,18 @@ class RowKVCache(KVCache):
 def new_caches(model: Any) -> Caches:
     """Empty caches for one row."""
     return list(make_prompt_cache(model))
+
+
+def rewind(caches: Sequence[RowKVCache], columns: int) -> bool:
+    """Forget the tokens of one row's caches, if these have room for `columns`; returns whether they have.
+
+    New columns overwrite the old ones in place: a step in flight reads those before, as a device computes in order.
+    """
+    if not caches or any(cache.room < columns for cache in caches):
+        return False
+    for cache in caches:
+        cache.offset = 0
+    return True
 
 
 def single_caches(caches: Iterable[Any]) -> Iterator[Any]:
