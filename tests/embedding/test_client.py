@@ -20,10 +20,10 @@ from zmqengine.engine.fake.fake_vectors import fake_vector
 from zmqengine.testing import FakeWorker
 from zmqengine_client import AsyncClient, Client
 from zmqengine_client.aio import waiting
-from zmqengine_client.aio.embedding import source_of
 from zmqengine_client.errors import BadRequest, ContextExceeded, DeadlineExceeded
 from zmqengine_client.text import long_texts
 from zmqengine_client.text.reranking import probability, question
+from zmqengine_client.text.text_source import source_of
 from zmqengine_client.text.tokenizer import Tokenizer as TextTokenizer
 
 WIDTH = 24

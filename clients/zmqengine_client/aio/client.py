@@ -24,7 +24,7 @@ from zmqengine.protocol.messages import (
     Ping,
     Status,
 )
-from zmqengine_client.aio.embedding import AsyncEmbedding, Text, source_of
+from zmqengine_client.aio.embedding import AsyncEmbedding
 from zmqengine_client.aio.group import AsyncGroup
 from zmqengine_client.aio.loop_driver import LoopDriver
 from zmqengine_client.aio.model_tokenizer import AsyncModelTokenizer
@@ -44,6 +44,7 @@ from zmqengine_client.images.sources import ImageLike
 from zmqengine_client.keys import CurveKeys, keys_from_environment
 from zmqengine_client.text.prompts import Encode, chat_encoder, new_text_reader, prompt_encoder
 from zmqengine_client.text.reranking import Reranked
+from zmqengine_client.text.text_source import Text, source_of
 from zmqengine_client.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

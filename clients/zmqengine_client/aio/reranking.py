@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zmqengine.errors import BadRequest, ContextExceeded
-from zmqengine_client.aio.embedding import AsyncEmbedding, pair_source
+from zmqengine_client.aio.embedding import AsyncEmbedding
 from zmqengine_client.aio.in_flight import AsyncInFlight
 from zmqengine_client.aio.loop_driver import LoopDriver
 from zmqengine_client.aio.model_tokenizer import AsyncModelTokenizer
@@ -14,6 +14,7 @@ from zmqengine_client.core.embedding import BATCH, EmbedOptions, check_list
 from zmqengine_client.core.request import new_request, set_token_prompt
 from zmqengine_client.text.long_texts import beginning
 from zmqengine_client.text.reranking import Answers, Reranked, probability, question, ranked
+from zmqengine_client.text.text_source import pair_source
 from zmqengine_client.text.tokenizer import Tokenizer
 
 IN_FLIGHT = 64

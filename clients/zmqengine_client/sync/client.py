@@ -34,7 +34,7 @@ from zmqengine_client.core.session import ClientSession
 from zmqengine_client.images.prompt_image import PromptImage
 from zmqengine_client.images.sources import ImageLike
 from zmqengine_client.keys import CurveKeys, keys_from_environment
-from zmqengine_client.sync.embedding import Embedding, Text, source_of
+from zmqengine_client.sync.embedding import Embedding
 from zmqengine_client.sync.group import Group
 from zmqengine_client.sync.io_thread import IoThread
 from zmqengine_client.sync.model_tokenizer import ModelTokenizer
@@ -45,6 +45,7 @@ from zmqengine_client.sync.streams import Stream, TextStream, TokenStream
 from zmqengine_client.sync.waiting import Notifier
 from zmqengine_client.text.prompts import Encode, chat_encoder, new_text_reader, prompt_encoder
 from zmqengine_client.text.reranking import Reranked
+from zmqengine_client.text.text_source import Text, source_of
 from zmqengine_client.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from zmqengine.errors import BadRequest, ContextExceeded
 from zmqengine_client.core.embedding import BATCH, EmbedOptions, check_list
 from zmqengine_client.core.request import new_request, set_token_prompt
-from zmqengine_client.sync.embedding import Embedding, pair_source
+from zmqengine_client.sync.embedding import Embedding
 from zmqengine_client.sync.in_flight import InFlight
 from zmqengine_client.sync.io_thread import IoThread
 from zmqengine_client.sync.model_tokenizer import ModelTokenizer
 from zmqengine_client.sync.waiting import off_loop
 from zmqengine_client.text.long_texts import beginning
 from zmqengine_client.text.reranking import Answers, Reranked, probability, question, ranked
+from zmqengine_client.text.text_source import pair_source
 from zmqengine_client.text.tokenizer import Tokenizer
 
 IN_FLIGHT = 64
