@@ -155,6 +155,30 @@ def test_the_more_wait_beside_the_fewer_streams_the_longer_the_chunk() -> None:
     assert pace.choose(decoding=0, waiting=1) == 1000
 
 
+def test_rows_that_wait_alone_may_take_the_time_of_their_own_steps() -> None:
+    """A step of one row is short on a CPU: eight prompts in parts would stay in parts, with a row more in each step."""
+    pace = StepPace(2048, 2048, 0.2)
+    pace.begin((2_500, 0.005))
+    for rows, step_s in ((1, 0.005), (8, 0.015)):
+        for _ in range(60):
+            pace.choose(decoding=rows, waiting=0)
+            pace.record(0, step_s)
+    assert pace.choose(decoding=0, waiting=8) == pytest.approx(2.5 * 8 * 0.015 * 2_500, rel=0.05)
+    assert pace.choose(decoding=0, waiting=1) == pytest.approx(2.5 * 8 * 0.005 * 2_500, rel=0.05)
+    for waiting in range(1, 65):
+        assert pace.choose(decoding=0, waiting=waiting) <= pace.largest_tokens
+
+
+def test_a_step_that_launches_none_says_nothing_about_steps() -> None:
+    """The one that only reports the last tokens of the last rows takes next to no time."""
+    pace = StepPace(2048, 2048, 0.2)
+    pace.begin((2_500, 0.005))
+    for _ in range(60):
+        pace.choose(decoding=1, waiting=0)
+        pace.record(0, 0.0005, decoded=False)
+    assert pace.plain_s == 0.005
+
+
 def test_a_bunch_is_read_at_once_where_nobody_is_silent_for_it() -> None:
     """64 short prompts, or 63 beside one that decodes; a long one keeps nobody waiting who comes after it."""
     gpu, cpu = StepPace(2048, 2048, 0.2, gpu=True), StepPace(2048, 2048, 0.2)

@@ -47,6 +47,19 @@ def test_an_idle_engine_reads_a_larger_but_bounded_chunk(model):
     assert [read_in(engine) for _ in range(4)] == [256, 256, 256, 231]
 
 
+def test_the_pace_learns_from_the_steps_that_decode(model, monkeypatch):
+    """Not from those that only report the last tokens, or find nothing to do."""
+    engine = make_engine(model)
+    launched = []
+    monkeypatch.setattr(engine._pace, "record", lambda *_, decoded: launched.append(decoded))
+    engine.insert([RowRequest(0, [5, 6, 7], 5), RowRequest(1, [8, 9], 5)])
+    while engine.stats().rows_decoding or engine.stats().rows_prefilling:
+        engine.next()
+    engine.next()
+    assert launched.count(True) == 5
+    assert launched[-1] is False
+
+
 def test_the_host_waits_for_the_chunk_before_the_last_one(model, monkeypatch):
     """Whatever the number of segments of a chunk: to wait for the last one would leave a GPU idle while the host builds
     the next."""

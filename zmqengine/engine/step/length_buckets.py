@@ -49,6 +49,8 @@ class LengthBuckets:
         self._padding_bytes_max = padding_bytes_max
         self._step_tokens_max = step_tokens_max
         self._batches: list[DecodeBatch] = []
+        self.is_stepping = False
+        """Whether the last step launched a decode step, and did not only report the tokens of the one before."""
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -132,6 +134,7 @@ class LengthBuckets:
             if segment is not None:
                 stepping.append(batch)
                 segments.append(segment)
+        self.is_stepping = bool(stepping)
         logits = forward(model, [*segments, *chunk])
         for batch, own in zip(stepping, logits, strict=False):
             batch.complete(own, result, beside_prompts=bool(chunk))

@@ -215,7 +215,7 @@ class MlxEngine:
         if self._steps % _CLEAR_STEPS == 0 and not self._device.keeps_buffers:
             mx.clear_cache()
         seconds = self._clock.seconds() - result.images_s - texts_s
-        self._pace.record(prefill.launched_tokens - before, seconds)
+        self._pace.record(prefill.launched_tokens - before, seconds, decoded=decode.is_stepping)
         if slices:
             self._text_pace.record(prefill.launched_tokens - before, seconds)
         return result

@@ -105,7 +105,8 @@ class StepPace:
     @property
     def largest_tokens(self) -> int:
         """The largest chunk that the next step may have."""
-        return max(self._tokens(1, 1), self._tokens(0, _BUNCH_ROWS))
+        waiting = [_BUNCH_ROWS, *(1 << size - 1 for size in self._plain_s)]
+        return max(self._tokens(1, 1), *(self._tokens(0, rows) for rows in waiting))
 
     def choose(self, *, decoding: int, waiting: int) -> int:
         """Tokens of this step's chunk, while `decoding` rows decode and `waiting` rows wait for prefill."""
@@ -121,7 +122,7 @@ class StepPace:
         if not self.target_s:
             return 0.0
         decoding += self.decoding_elsewhere
-        goal_s = self._goal_s(decoding, _ahead(decoding, waiting))
+        goal_s = self._goal_s(decoding, waiting)
         if self._speed is None:
             return goal_s
         most = self.tokens_max if decoding else self._most_idle(waiting)
@@ -139,8 +140,11 @@ class StepPace:
         """Seconds of a step of as many rows as decode now without prefill; 0 if none was timed."""
         return self._plain_s[self._nearest_seen(self._decoding)] if self._plain_s else 0.0
 
-    def record(self, tokens_read: int, seconds: float) -> None:
-        """Learn from a step that took `seconds` and launched `tokens_read` tokens of prefill."""
+    def record(self, tokens_read: int, seconds: float, *, decoded: bool = True) -> None:
+        """Learn from a step that took `seconds` and launched `tokens_read` tokens of prefill.
+
+        Unless it `decoded`, it launched no decode step and says nothing about the time of one.
+        """
         if not self.target_s:
             return
         launched = self._launched[0]
@@ -149,7 +153,8 @@ class StepPace:
         # The chunk's time shows in one of these steps: at once on a CPU, later on a GPU.
         of_these = sum(recent) / len(recent)
         if not any(recent):
-            self._record_plain(seconds)
+            if decoded:
+                self._record_plain(seconds)
             return
         least_s, most_s = self._plain_step_range_s(self._decoding)
         goal_s = self._goal_s(self._decoding)
@@ -184,18 +189,20 @@ class StepPace:
         if self._speed is None:
             return min(TOKENS_START, most)
         # A long chunk delays decoding rows, a short one waiting rows.
-        within = int(max(self._speed, self._slowest) * self._goal_s(decoding, _ahead(decoding, waiting)))
+        within = int(max(self._speed, self._slowest) * self._goal_s(decoding, waiting))
         return max(min(TOKENS_MIN, most), min(within, most, self._room))
 
     def _most_idle(self, waiting: int) -> int:
         return self._idle_tokens_max * (self._bounds.bunch_chunks if waiting >= _BUNCH_ROWS else 1)
 
-    def _goal_s(self, decoding: int, ahead: float = 0.0) -> float:
-        """Seconds that prefill may add to a step of `decoding` rows; `ahead`: excess of waiting rows, as a share."""
+    def _goal_s(self, decoding: int, waiting: int = 0) -> float:
+        """Seconds that prefill may add to a step of `decoding` rows while `waiting` rows wait."""
+        ahead = _ahead(decoding, waiting)
         target_s = self.target_s * (1 + ((_BESIDE_SHARE if decoding else _IDLE_SHARE) - 1) * ahead)
         if not self._plain_s:
             return target_s
-        near_s = self._plain_s[self._nearest_seen(decoding)]
+        # While no row decodes, the steps to come are those of the rows that wait.
+        near_s = self._plain_s[self._nearest_seen(decoding or waiting)]
         most_s = max(_GOAL_S_MIN, self._bounds.decode_steps * near_s)
         least_s = most_s
         if self._speed and decoding:
