@@ -208,6 +208,7 @@ def test_texts_beside_rows_in_decode_attend_together_with_these(
     # The pace begins with 16 tokens, which are 8 texts.
     assert max(packed) == (9 if together else 0)
     assert all(packed) == together
+    assert engine._prefill.texts_caches == []
 
 
 def vectors_of(engine: MlxEngine, texts: list[list[int]]) -> np.ndarray:

@@ -210,6 +210,8 @@ class MlxEngine:
         self._forget_ended(result)
         if texts is not None and landing:
             texts.report(landing, result)
+        if texts is not None and not texts.rows:
+            prefill.texts_caches = []
         self._steps += 1
         self._generated_tokens += len(result.tokens) - result.forced
         if self._steps % _CLEAR_STEPS == 0 and not self._device.keeps_buffers:
@@ -429,6 +431,7 @@ class MlxEngine:
         decode, drafts, seeing = self._decode, self._draft_model, self._seeing
         rows = self._prefill.rows + ([] if self._texts is None else self._texts.partial_rows)
         prefilling = [kv.byte_count(row.caches) for row in rows if row.caches is not None]
+        texts_bytes = kv.byte_count(self._prefill.texts_caches)
         chunk_bytes = self._abilities.chunk_bytes(self._pace.largest_tokens)
         if self._speculator is not None:
             block_bytes = self._speculator.workspace_bytes(self.rows_max, self.info.vocab_size)
@@ -437,7 +440,10 @@ class MlxEngine:
         copied = decode.largest_bytes + max(prefilling, default=0) + decode.empty_bytes
         return EngineMemory(
             weights=self.info.parameter_bytes + (0 if drafts is None else drafts.parameter_bytes),
-            kv=decode.byte_count + sum(prefilling) + (0 if drafts is None else drafts.byte_count),
+            kv=decode.byte_count
+            + sum(prefilling)
+            + texts_bytes
+            + (0 if drafts is None else drafts.byte_count),
             padding=decode.padding_bytes + (0 if drafts is None else drafts.padding_bytes),
             parked=self._store.parked.bytes,
             prompt_cache=self._store.byte_count,

@@ -106,8 +106,8 @@ class Prefill:
         # A model that is not packed reads its weights for each call.
         self._apart_max = kernels.prompts_apart if hasattr(model, "packed") else 0
         self._packs_texts = bool(getattr(model, "packs_texts", False))
-        # KV caches of the last segment of texts, for the next one: new ones are two arrays a layer.
-        self._texts_caches: Caches = []
+        self.texts_caches: Caches = []
+        """KV caches of the last segment of texts, for the next one: new ones are two arrays a layer."""
         self._seeing = seeing
         # One of each chunk in flight: a chunk that is waited for leaves the device without work while the host builds
         # the next.
@@ -162,8 +162,6 @@ class Prefill:
             self._begin_prompts(rows, tokens_max, padding_bytes_max, result)
         if texts:
             self._begin_texts(texts, padding_bytes_max, result)
-        else:
-            self._texts_caches = []
         return [begun.segment for begun in self._begun if begun.segment is not None]
 
     def _begin_prompts(
@@ -323,10 +321,10 @@ class Prefill:
     def _side_by_side(self, texts: Sequence[Row]) -> Segment:
         """A segment of whole texts, none of whose KV caches are needed later."""
         tokens = [token for row in texts for token in row.tokens[: row.prefill_end]]
-        if not kv.rewind(self._texts_caches, len(tokens)):
-            self._texts_caches = kv.new_caches(self._model)
-        inputs = kv.begin_row_prefill(self._texts_caches, tokens, prompt_tokens=len(tokens))
-        return Segment(inputs, self._texts_caches, reads=True, lengths=[row.remaining for row in texts])
+        if not kv.rewind(self.texts_caches, len(tokens)):
+            self.texts_caches = kv.new_caches(self._model)
+        inputs = kv.begin_row_prefill(self.texts_caches, tokens, prompt_tokens=len(tokens))
+        return Segment(inputs, self.texts_caches, reads=True, lengths=[row.remaining for row in texts])
 
     def _seeing_segment(self, inputs: mx.array, caches: Caches, rows: Sequence[Row]) -> Segment:
         if self._seeing is None or rows[0].place is not None:
