@@ -67,23 +67,18 @@ def test_the_corpus_is_large() -> None:
 @pytest.mark.parametrize("name", HOSTILE)
 def test_no_operation_takes_long(pico: Pico, name: str) -> None:
     """Compiling, masks, forced tokens and following the output, on random walks that prefer to go on."""
-    # The same operations each time: what is slow is slow again, and another program's use of the cache is not.
-    for _ in range(3):
-        compile_s, step_s = worst_times_s(pico, name)
-        if compile_s < COMPILE_S_MAX and step_s < STEP_S_MAX:
-            return
-    assert compile_s < COMPILE_S_MAX
-    assert step_s < STEP_S_MAX
+    # The walks are deterministic: a slow operation is slow in each run, interference by another process is not.
+    assert any(longest_step_s(pico, name) < STEP_S_MAX for _ in range(3))
 
 
-def worst_times_s(pico: Pico, name: str) -> tuple[float, float]:
-    """Seconds of processor time of compiling, and of the longest of the other operations."""
+def longest_step_s(pico: Pico, name: str) -> float:
+    """Processor time of the longest operation after compiling, in seconds."""
     begun_s = time.thread_time()
     grammar = compiled(pico, name)
-    compile_s = time.thread_time() - begun_s
+    assert time.thread_time() - begun_s < COMPILE_S_MAX
     chance, worst_s = random.Random(name), 0.0
     if grammar is None:
-        return compile_s, worst_s
+        return worst_s
     for _ in range(2):
         row = grammar.start([])
         for _ in range(TOKENS):
@@ -102,7 +97,7 @@ def worst_times_s(pico: Pico, name: str) -> tuple[float, float]:
             worst_s = max(worst_s, time.thread_time() - begun_s)
             if row.is_complete:
                 break
-    return compile_s, worst_s
+    return worst_s
 
 
 @pytest.mark.parametrize("name", SLOW)
