@@ -462,7 +462,7 @@ def embed_texts(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]])
         is_pair = len(tokens) > 4 and len(types) > 1
         found = found + (types[tokens[2]] if is_pair else types[0])
     normed = mx.fast.layer_norm(found, weight, bias if facts["BIASED"] else None, number(facts["EPS"]))
-    copied = mx.concatenate([tokens[-2:].flatten(), tokens[1], texts.flatten()])
+    copied = mx.concatenate([tokens[-2:].flatten(), tokens[1], texts.flatten(), mx.zeros((1,), mx.int32)])
     return [normed, mx.pad(copied, (0, shapes[1][0] - copied.size), constant_values=-1)]
 
 
@@ -500,7 +500,7 @@ def multiply_texts(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
 
 
 def multiply_texts_and_tell(inputs: Arrays, facts: Facts, shapes: Any) -> list[mx.array]:
-    """text_product.cu and text_product_stats.cu"""
+    """text_product.cu with statistics"""
     (found,) = multiply_texts(inputs, facts, shapes)
     groups = found.reshape(len(found), -1, 8)
     average = groups.mean(axis=-1, keepdims=True)
@@ -508,6 +508,26 @@ def multiply_texts_and_tell(inputs: Arrays, facts: Facts, shapes: Any) -> list[m
         found,
         mx.concatenate([average, mx.square(groups - average).sum(axis=-1, keepdims=True)], axis=-1),
     ]
+
+
+def run_layers(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
+    """text_layers.cu, which leaves no statistics in its scratch here"""
+    states, spans, arrivals, *arrays = inputs
+    assert arrivals.shape == (1,)
+    dim, eps = facts["D"], number(facts["EPS"])
+    nothing, scale = mx.array([0.0]), mx.array([number(facts["SCALE"])])
+    for layer in zip(*arrays, strict=True):
+        qkv, qkv_bias, out, middle, middle_bias, up, up_bias, down, norm, norm_bias = layer
+        parts = mx.split((states @ qkv.T + qkv_bias).reshape(len(states), -1, 1, dim), 3, axis=1)
+        given = [*parts, spans, nothing, scale]
+        (attended,) = attend_texts(given, {"WINDOW": len(states), "SLOPED": False}, None)
+        between = mx.fast.layer_norm(
+            states + attended.reshape(states.shape) @ out.T, middle, middle_bias, eps
+        )
+        wide = between @ up.T + up_bias
+        sums = between + (wide * (1 + mx.erf(wide / 2**0.5)) / 2) @ down.T
+        states = mx.fast.layer_norm(sums, norm, norm_bias, eps)
+    return [sums, mx.zeros(shapes[1])]
 
 
 def pool_texts(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
@@ -543,6 +563,7 @@ KERNELS: dict[str, Callable[[Arrays, Facts, Sequence[tuple[int, ...]]], list[mx.
     "packed_attention_part": attend_packed_in_parts,
     "text_embed": embed_texts,
     "text_attention": attend_texts,
+    "text_layers": run_layers,
     "text_pool": pool_texts,
     "text_product": multiply_texts,
     "text_product_told": multiply_texts_and_tell,

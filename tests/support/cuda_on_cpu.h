@@ -15,6 +15,7 @@
 #define __shared__ static
 #define alignas(...)
 #define __syncthreads() block_barrier.wait()
+#define __threadfence()
 
 struct Dim { int x, y, z; };
 static Dim blockIdx, threadIdx, gridDim;

@@ -8,7 +8,8 @@ import pytest
 from mlx.nn.layers.activations import gelu
 
 from zmqengine.engine.cuda import text_kernels
-from zmqengine.engine.models.text_ops import NormOfSums, Tables
+from zmqengine.engine.host.backend import on_cuda
+from zmqengine.engine.models.text_ops import LayerStack, NormOfSums, Tables
 
 LENGTHS = [1, 5, 40, 70, 3, 1, 1]
 
@@ -79,7 +80,8 @@ def test_what_tokens_are_embedded_as_is_summed_and_normed(
     tables = Tables(
         words, positions if of_positions else None, 3, types if of_types else None, weight, bias, 1e-5
     )
-    states, spans, places, text_spans = text_kernels.embed(mx.array(tokens), mx.array(texts), tables)
+    found = text_kernels.embed(mx.array(tokens), mx.array(texts), tables)
+    states, spans, places, text_spans, arrivals = found
     wanted = words[mx.array(tokens[0])]
     if of_positions:
         wanted = wanted + positions[mx.array(tokens[1] + 3)]
@@ -90,6 +92,7 @@ def test_what_tokens_are_embedded_as_is_summed_and_normed(
     assert np.array(spans).tolist() == tokens[-2:].ravel().tolist()
     assert np.array(places).tolist() == tokens[1].tolist()
     assert np.array(text_spans).tolist() == texts.ravel().tolist()
+    assert np.array(arrivals).tolist() == [0]
 
 
 @pytest.mark.parametrize("largest", [False, True])
@@ -134,14 +137,10 @@ def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tex
     return found
 
 
-@pytest.mark.parametrize(("inputs", "outputs"), [(900, 13), (64, 72)])
-@pytest.mark.parametrize("blocks", [1, 2])
-def test_a_product_has_its_bias_activation_and_sum(
-    tile: text_kernels.Tile, inputs: int, outputs: int, blocks: int
-) -> None:
-    """In full and in partial blocks, of more parts than are in shared memory and of fewer; each of the three, and two
-    together."""
-    count = (blocks - 1) * tile.rows + 5
+def test_a_product_has_its_bias_activation_and_sum(tile: text_kernels.Tile) -> None:
+    """In full and in partial blocks, of more parts than are in shared memory; each of the three, and two together."""
+    inputs, outputs = 900, 13
+    count = tile.rows + 5
     rows, weights, bias, added = (
         mx.random.normal(shape, key=mx.random.key(seed))
         for seed, shape in enumerate([(count, inputs), (outputs, inputs), (outputs,), (count, outputs)])
@@ -158,10 +157,10 @@ def test_a_product_has_its_bias_activation_and_sum(
     within_tf32(text_kernels.multiply(rows, weights.T, None), rows, weights)
 
 
-@pytest.mark.parametrize("blocks", [1, 2])
-def test_a_product_norms_the_sums_of_another(tile: text_kernels.Tile, blocks: int) -> None:
-    """The norm applies to the rows, or to the added array; sums far from 0 keep their precision."""
-    count, width, outputs = (blocks - 1) * tile.rows + 5, 264, 16
+def test_a_product_norms_the_sums_of_another(tile: text_kernels.Tile) -> None:
+    """The norm applies to the rows, or to the added array; sums far from 0 keep their precision, and factors may have
+    fewer parts than are in shared memory."""
+    count, width, outputs = tile.rows + 5, 264, 16
     shapes = [(count, 64), (width, 64), (count, width), (outputs, width), (width,), (width,)]
     rows, weights, added, more, factor, term = (
         mx.random.normal(shape, key=mx.random.key(seed)) for seed, shape in enumerate(shapes)
@@ -178,11 +177,57 @@ def test_a_product_norms_the_sums_of_another(tile: text_kernels.Tile, blocks: in
 
 
 @pytest.mark.parametrize(
-    ("count", "outputs", "rows"),
-    [(32, 1152, 32), (32, 384, 16), (224, 1152, 64), (224, 384, 32), (1792, 384, 128), (1, 8, 16)],
+    ("count", "outputs", "tile"),
+    [
+        (32, 1152, (32, 16)),
+        (32, 384, (16, 8)),
+        (224, 1152, (64, 64)),
+        (224, 384, (32, 32)),
+        (1792, 1152, (128, 64)),
+    ],
 )
-def test_the_tile_of_a_product_is_the_largest_that_fills_half_of_the_device(
-    count: int, outputs: int, rows: int
+def test_the_tile_of_a_product_is_the_smallest_of_which_all_run_at_once(
+    count: int, outputs: int, tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the products of a BERT of width 384, of 1, 8 and 64 texts; the smallest where none does."""
-    assert text_kernels.Tile.of(count, outputs).rows == rows
+    """By the products of a BERT of width 384, of 1, 8 and 64 texts, on an H200; the largest where none does."""
+    monkeypatch.setattr(text_kernels, "multiprocessors", lambda: 132)
+    assert text_kernels.Tile.of(count, outputs)[:2] == tile
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_all_layers_in_one_kernel_are_those_by_a_kernel_for_each_operation(
+    layers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By one block, or on a device by as many as it has multiprocessors."""
+    if not on_cuda():
+        monkeypatch.setattr(text_kernels, "multiprocessors", lambda: 1)
+    width, inner, heads, eps = 32, 72, 4, 1e-5
+    shapes = {
+        "qkv_weight": (3 * width, width), "qkv_bias": (3 * width,), "out_weight": (width, width),
+        "middle_weight": (width,), "middle_bias": (width,), "up_weight": (inner, width), "up_bias": (inner,),
+        "down_weight": (width, inner), "norm_weight": (width,), "norm_bias": (width,),
+    }  # fmt: skip
+    arrays = {
+        name: mx.random.normal((layers, *shape), key=mx.random.key(seed)) / 4
+        for seed, (name, shape) in enumerate(shapes.items())
+    }
+    stack = LayerStack(heads, eps, **arrays)
+    assert text_kernels.stacks(stack)
+    tables, _ = spans([7, 1, 30])
+    states = mx.random.normal((38, width), key=mx.random.key(99))
+    got = text_kernels.layers(states, tables, mx.zeros((1,), mx.int32), stack)
+
+    sums, norm = states, None
+    for layer in range(layers):
+        each = LayerStack(heads, eps, *(array[layer] for array in stack[2:]))
+        product = text_kernels.multiply(sums, each.qkv_weight.T, each.qkv_bias, norm=norm)
+        queries, keys, values = mx.split(product.reshape(38, 3 * heads, 1, -1), 3, axis=1)
+        attended = text_kernels.attend(
+            queries, keys, values, tables, scale=(width // heads) ** -0.5, window=None, slopes=None
+        )
+        between, stats = text_kernels.sum_up(attended, each.out_weight.T, None, sums, norm)
+        norm = NormOfSums(stats, each.middle_weight, each.middle_bias, eps)
+        wide = text_kernels.multiply(between, each.up_weight.T, each.up_bias, gelu=True, norm=norm)
+        sums, stats = text_kernels.sum_up(wide, each.down_weight.T, None, between, norm)
+        norm = NormOfSums(stats, each.norm_weight, each.norm_bias, eps)
+    np.testing.assert_allclose(np.array(got), np.array(sums), rtol=1e-4, atol=1e-5)

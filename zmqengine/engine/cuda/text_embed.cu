@@ -1,6 +1,6 @@
 // The embeddings of tokens, positions and parts of pairs, summed and normalised; a warp takes a token. `tokens` is the
 // table of `Ragged`, in memory of the host: a block reads its part of each row once, and copies what later kernels read,
-// the spans of tokens, their positions, and the spans of texts.
+// the spans of tokens, their positions, and the spans of texts. A 0 follows, the counter of `text_layers.cu`.
   constexpr int TOKENS = THREADS / 32, EACH = (W + 31) / 32;
   __shared__ int shared_table[5][TOKENS];
   const int count = tokens_shape[1], rows = tokens_shape[0], text_count = texts_shape[1];
@@ -11,6 +11,7 @@
   }
   for (int n = blockIdx.x * THREADS + threadIdx.x; n < 2 * text_count; n += gridDim.x * THREADS)
     copied[3 * count + n] = texts[n];
+  if (blockIdx.x == 0 && threadIdx.x == 0) copied[3 * count + 2 * text_count] = 0;
   __syncthreads();
   if (token >= count) return;
   if (lane < 3) copied[lane * count + token] = shared_table[lane < 2 ? rows - 2 + lane : 1][warp];

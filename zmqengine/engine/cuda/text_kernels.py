@@ -2,6 +2,7 @@
 
 MLX has no kernel for all of attention there: with the copies that its products make of heads, it launches seven or
 eight. Its products are cuBLAS's, which takes the host twice the time of a kernel. Those here round factors to TF32.
+All layers of a BERT are one kernel: the host launches it in a tenth of the time of one for each operation.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from zmqengine.engine.cuda.between_products import bits_of
 from zmqengine.engine.cuda.kernel import Kernel, Variant
 from zmqengine.engine.cuda.kernel_text import kernel_text
 from zmqengine.engine.cuda.resident import WORDS
-from zmqengine.engine.models.text_ops import EmbeddedTokens, NormOfSums, Tables
+from zmqengine.engine.host.cuda_driver import multiprocessors
+from zmqengine.engine.models.text_ops import EmbeddedTokens, LayerStack, NormOfSums, Tables
 
 _LANES = 32
 _THREADS = 128
@@ -46,13 +48,13 @@ class Tile(NamedTuple):
 
     @classmethod
     def of(cls, count: int, outputs: int) -> Tile:
-        """The tile for `count` rows.
+        """The tile for `count` rows: the smallest of which each multiprocessor has one at most, or the largest.
 
-        Each has four times the numbers of the next smaller one and reads half as much for each of them, so it takes
-        twice the time: no more than four times the blocks, once its own are half of a device's multiprocessors.
+        Up to a power of two it is the same: kernels are compiled when they are timed, for powers of two.
         """
+        count = max(_ROWS_MIN, 1 << (count - 1).bit_length())
         for tile in _TILES:
-            if -(-count // tile.rows) * -(-outputs // tile.columns) >= _BLOCKS_MIN:
+            if -(-count // tile.rows) * -(-outputs // tile.columns) <= multiprocessors():
                 return tile
         return _TILES[-1]
 
@@ -63,14 +65,19 @@ class Tile(NamedTuple):
         return _RING_BYTES // (4 * part * (self.rows + self.columns))
 
 
-_TILES = Tile(128, 64, 4, 2, 1), Tile(64, 32, 2, 1, 4), Tile(32, 16, 1, 1, 8), Tile(16, 8, 1, 1, 8)
-# Half of the 132 multiprocessors of an H200.
-_BLOCKS_MIN = 66
+# Fewer rows have the tiles of this number.
+_ROWS_MIN = 32
+# In ascending order.
+_TILES = (
+    Tile(16, 8, 1, 1, 8), Tile(16, 16, 1, 1, 8), Tile(32, 16, 1, 1, 8), Tile(32, 32, 2, 1, 4), Tile(64, 32, 2, 1, 4),
+    Tile(64, 64, 2, 2, 2), Tile(128, 64, 4, 2, 1),
+)  # fmt: skip
 
 
 def embed(tokens: mx.array, texts: mx.array, tables: Tables) -> EmbeddedTokens:
     """Embedded `tokens`, and what other kernels read of the tables. `tokens` and `texts` are those of `Ragged`."""
-    count, copied_count = tokens.shape[1], 3 * tokens.shape[1] + texts.size
+    count = tokens.shape[1]
+    ends = [2 * count, 3 * count, 3 * count + texts.size]
     words, positions, first, types, weight, bias, eps = tables
     width, nothing = words.shape[1], scalar(0.0)
     given = [nothing if array is None else array for array in (positions, types, weight, bias)]
@@ -79,11 +86,9 @@ def embed(tokens: mx.array, texts: mx.array, tables: Tables) -> EmbeddedTokens:
         inputs=[tokens, texts, words, *given],
         grid=(-(-count * _LANES // _EMBED_THREADS) * _EMBED_THREADS, 1, 1),
         threadgroup=(_EMBED_THREADS, 1, 1),
-        output_shapes=[(count, width), (max(WORDS, copied_count),)],
+        output_shapes=[(count, width), (max(WORDS, ends[-1] + 1),)],
     )
-    return EmbeddedTokens(
-        states, copied[: 2 * count], copied[2 * count : 3 * count], copied[3 * count : copied_count]
-    )
+    return EmbeddedTokens(states, *mx.split(copied[: ends[-1] + 1], ends))
 
 
 def supports(dim: int) -> bool:
@@ -115,6 +120,33 @@ def attend(
         output_shapes=[(count, heads * dim)],
     )
     return attended
+
+
+def stacks(stack: LayerStack) -> bool:
+    """Whether `layers` supports such layers, on this device."""
+    width, inner = stack.out_weight.shape[1], stack.up_weight.shape[1]
+    floats = all(array.dtype == mx.float32 for array in stack[2:])
+    fits = multiplies(width) and multiplies(inner) and sums_up(width) and supports(width // stack.heads)
+    return floats and fits and multiprocessors() > 0
+
+
+def layers(states: mx.array, spans: mx.array, arrivals: mx.array, stack: LayerStack) -> mx.array:
+    """The sums [tokens, width] before the last norm, of `states` [tokens, width]; `spans` as `attend` has them.
+
+    One kernel, whose blocks wait for one another: each has a multiprocessor. `arrivals` [1]: a 0, which it counts up.
+    """
+    count, width = states.shape
+    inner = stack.up_weight.shape[1]
+    tiles = tuple(Tile.of(count, outputs) for outputs in (3 * width, width, inner))
+    variant = _layers(width, inner, width // stack.heads, tiles, stack.eps)
+    scratch = count * (5 * width + inner + 4 * (width // _GROUP))
+    made, _ = variant(
+        inputs=[states, spans, arrivals, *stack[2:]],
+        grid=(multiprocessors() * _PRODUCT_THREADS, 1, 1),
+        threadgroup=(_PRODUCT_THREADS, 1, 1),
+        output_shapes=[(count, width), (scratch,)],
+    )
+    return made
 
 
 def pool(states: mx.array, texts: mx.array, *, largest: bool) -> mx.array:
@@ -232,7 +264,7 @@ def _attention(dim: int, window: int, sloped: bool) -> Variant:
         input_names=["q", "k", "v", "spans", "slopes", "scale"],
         output_names=["out"],
         source=kernel_text("text_attention.cu"),
-        header=kernel_text("ragged_attention.cuh"),
+        header=kernel_text("ragged_attention.cuh", "four.cuh", "text_attention_tile.cuh"),
         ensure_row_contiguous=False,
     )
     template = [("D", dim), ("WARPS", WARPS), ("WINDOW", window), ("SLOPED", sloped)]
@@ -244,25 +276,55 @@ def _attention(dim: int, window: int, sloped: bool) -> Variant:
 def _product(
     tile: Tile, inputs: int, biased: bool, gelu: bool, added: bool, eps: float | None, told: bool
 ) -> Variant:
-    stats = ["text_product_stats.cu"] if told else []
     names = ["rows", "weights", "bias", "added", "stats", "norm_weight", "norm_bias"]
     kernel = Kernel(
         name="text_product_told" if told else "text_product",
         input_names=names,
         output_names=["out", "told"] if told else ["out"],
-        # The text ends in the loop over a block's sums.
-        source=kernel_text("text_product.cu", *stats) + "}\n",
-        header=kernel_text("copies_ahead.cuh", "text_product.cuh"),
+        source=("" if told else "float* told = nullptr;\n") + kernel_text("text_product.cu"),
+        header=_product_header(),
         ensure_row_contiguous=False,
         shared_memory=_RING_BYTES,
     )
     template = [
-        ("ROWS", tile.rows), ("COLUMNS", tile.columns), ("ROW_WARPS", tile.row_warps),
-        ("COLUMN_WARPS", tile.column_warps), ("K_WARPS", tile.factor_warps), ("STAGES", tile.stages),
-        ("K", inputs), ("BIAS", biased), ("GELU", gelu), ("ADDED", added), ("NORMED", eps is not None),
-        ("EPS", bits_of(eps or 0.0)),
+        ("ROWS", tile.rows), ("COLUMNS", tile.columns), ("K", inputs), ("BIAS", biased), ("GELU", gelu),
+        ("ADDED", added), ("NORMED", eps is not None), ("EPS", bits_of(eps or 0.0)), ("TOLD", told),
     ]  # fmt: skip
     return kernel.variant(template, [mx.float32] * len(names), [mx.float32] * (1 + told))
+
+
+@cache
+def _layers(width: int, inner: int, dim: int, tiles: tuple[Tile, ...], eps: float) -> Variant:
+    names = ["states", "spans", "arrivals", *LayerStack._fields[2:]]
+    kernel = Kernel(
+        name="text_layers",
+        input_names=names,
+        output_names=["out", "scratch"],
+        source=kernel_text("text_layers.cu"),
+        header=_product_header() + kernel_text("ragged_attention.cuh", "text_attention_tile.cuh"),
+        ensure_row_contiguous=False,
+        shared_memory=_RING_BYTES,
+    )
+    sides = [
+        (f"{product}_{side}", getattr(tile, side.lower()))
+        for product, tile in zip(("QKV", "OUT", "UP"), tiles, strict=True)
+        for side in ("ROWS", "COLUMNS")
+    ]
+    numbers = [("W", width), ("F", inner), ("D", dim), ("EPS", bits_of(eps)), ("SCALE", bits_of(dim**-0.5))]
+    types = [mx.float32, mx.int32, mx.int32, *[mx.float32] * (len(names) - 3)]
+    return kernel.variant(numbers + sides, types, [mx.float32] * 2)
+
+
+def _product_header() -> str:
+    tiles = "".join(
+        f"template <> struct Tile<{tile.rows}, {tile.columns}> {{ static constexpr int ROWS = {tile.rows}, "
+        f"COLUMNS = {tile.columns}, ROW_WARPS = {tile.row_warps}, COLUMN_WARPS = {tile.column_warps}, "
+        f"K_WARPS = {tile.factor_warps}, STAGES = {tile.stages}; }};\n"
+        for tile in _TILES
+    )
+    instructions = kernel_text("copies_ahead.cuh") + kernel_text("text_product.cuh", "four.cuh")
+    declared = f"template <int, int> struct Tile;\n{tiles}"
+    return instructions + declared + kernel_text("text_product_tile.cuh")
 
 
 @cache

@@ -21,6 +21,7 @@ from zmqengine.engine.embedding.encoders.parts import Encoder, Scorer
 from zmqengine.engine.embedding.packing import Packed
 from zmqengine.engine.embedding.pooling import pool
 from zmqengine.engine.embedding.product import Product
+from zmqengine.engine.embedding.ragged import Ragged
 from zmqengine.engine.embedding.replay import RaggedJob, RaggedReplays, ReplayJob, Replays
 from zmqengine.engine.embedding.text_batch import TextBatch
 from zmqengine.engine.host.backend import on_cuda, on_gpu
@@ -94,7 +95,8 @@ class TextEncoder:
             from zmqengine.engine.cuda import text_kernels
 
             if self._fits(text_kernels, heads):
-                yield RaggedReplays(self._forward, text_kernels, heads=heads)
+                in_one = self._in_one_kernel(text_kernels)
+                yield RaggedReplays(self._forward, text_kernels, heads=heads, in_one=in_one)
         arrays: dict[str, mx.array] = dict(tree_flatten(self._encoder.layers))
         layer_floats = sum(array.size for array in arrays.values()) // len(self._encoder.layers)
         is_full = any(array.dtype == mx.float32 for array in arrays.values())
@@ -140,6 +142,19 @@ class TextEncoder:
         for layer in self._encoder.layers:
             states = layer(states, batch)
         return self._vectors(self._encoder.finish(states), batch)
+
+    def _in_one_kernel(self, kernels: TextKernels) -> Callable[[Ragged], mx.array] | None:
+        """`_forward` with all layers in one kernel; None for an encoder that the kernel does not support."""
+        encoder = self._encoder
+        stack = encoder.stack() if isinstance(encoder, bert.Bert) else None
+        if stack is None or not kernels.stacks(stack):
+            return None
+
+        def forward(batch: Ragged) -> mx.array:
+            sums = batch.layers(encoder.start(batch), stack)
+            return self._vectors(encoder.layers[-1].norm(sums), batch)
+
+        return forward
 
     def _vectors(self, hidden: mx.array, batch: TextBatch) -> mx.array:
         if self._recipe.is_reranker:

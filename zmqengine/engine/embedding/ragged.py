@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from zmqengine.engine.embedding.packing import split_heads
-from zmqengine.engine.models.text_ops import Tables, TextKernels
+from zmqengine.engine.models.text_ops import LayerStack, Tables, TextKernels
 
 
 class Ragged:
@@ -26,13 +26,20 @@ class Ragged:
         self.ids, positions, *types = (row.reshape(-1) for row in mx.split(tokens[:-2], len(tokens) - 2))
         self.positions = self.offset = positions
         self.types: mx.array | None = types[0] if types else None
+        self._arrivals: mx.array | None = None
 
     def embed(self, tables: Tables) -> mx.array:
         """The embedded tokens, normalised; to be called once, before the others, which then read less of the host's
         memory."""
-        states, self._spans, self.positions, self._texts = self._kernels.embed(*self._tables, tables)
+        found = self._kernels.embed(*self._tables, tables)
+        states, self._spans, self.positions, self._texts, self._arrivals = found
         self.offset = self.positions
         return states
+
+    def layers(self, states: mx.array, stack: LayerStack) -> mx.array:
+        """The sums before the last norm of a `stack` of layers; to be called once, after `embed`."""
+        assert self._arrivals is not None
+        return self._kernels.layers(states, self._spans, self._arrivals, stack)
 
     def heads(self, states: mx.array, counts: Sequence[int]) -> list[mx.array]:
         return split_heads(states, len(self.ids), counts)

@@ -22,7 +22,7 @@ from zmqengine.engine.models.text_ops import TextKernels
 ROWS_BY_POWER, TOKENS_BY_POWER = 8, 64
 """Up to these, rows and tokens of a shape are powers of two, beyond them four numbers between two powers: few shapes
 are traced, and padding of batches that fill the device is at most a quarter in each direction."""
-_TUNED_TOKENS, _TUNED_LENGTH = (64, 128, 256, 512, 1024, 2048, 4096), 16
+_TUNED_TOKENS, _TUNED_LENGTH = (32, 64, 128, 256, 512, 1024, 2048, 4096), 16
 """Tokens of batches for which products in kernels are timed, of texts of this length, until cuBLAS wins: the more
 tokens, the less of the time is the launch, which it makes slow. Each is timed, as new kernels are compiled then."""
 
@@ -97,18 +97,27 @@ class Replays:
 class RaggedReplays:
     """`Replays` without padding between texts, for `Ragged`: a batch is one shape, and few shapes differ.
 
-    Up to some number of tokens, products are our kernels.
+    Up to some number of tokens products are our kernels, or all layers are one kernel: `in_one`, where there is one.
     """
 
-    def __init__(self, forward: Callable[[Ragged], mx.array], kernels: TextKernels, *, heads: int) -> None:
-        def in_cublas(memory: mx.array, *given: mx.array) -> mx.array:
-            vectors = forward(Ragged(kernels, *given))
+    def __init__(
+        self,
+        forward: Callable[[Ragged], mx.array],
+        kernels: TextKernels,
+        *,
+        heads: int,
+        in_one: Callable[[Ragged], mx.array] | None = None,
+    ) -> None:
+        def delivered(vectors: mx.array, memory: mx.array) -> mx.array:
             self._width = vectors.shape[1]
             return kernels.deliver(vectors, memory) if vectors.size <= VECTORS_SIZE else vectors
 
-        def in_kernels(*given: mx.array) -> mx.array:
+        def in_cublas(memory: mx.array, *given: mx.array) -> mx.array:
+            return delivered(forward(Ragged(kernels, *given)), memory)
+
+        def in_kernels(memory: mx.array, *given: mx.array) -> mx.array:
             with products_in_kernels(kernels):
-                return in_cublas(*given)
+                return delivered((in_one or forward)(Ragged(kernels, *given)), memory)
 
         self._traced: dict[str, Callable[..., mx.array]] = {
             "cuBLAS": mx.compile(in_cublas),
@@ -142,7 +151,8 @@ class RaggedReplays:
             )
             return same_but_for_rounding(found, expected)
 
-        timing = fastest(variants, agree=agree)
+        # One call at a time: kernels whose blocks wait for one another must not share the device.
+        timing = fastest(variants, calls=1, agree=agree)
         log.info("products of texts", extra={"tokens": size, **timing.microseconds})
         return timing.best
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 
 from zmqengine.checkpoint.estimate import PADDING_BYTES_MIN
+from zmqengine.engine.host.cuda_driver import ask_driver
 from zmqengine.engine.options import WiredLimit
 
 log = logging.getLogger("zmqengine.engine")
@@ -94,7 +94,7 @@ def _keep_mapped(bytes_: int) -> None:
         failed: int = driver.cuDeviceGetDefaultMemPool(ctypes.byref(pool), device)
         return failed or int(driver.cuMemPoolSetAttribute(pool, _RELEASE_THRESHOLD, ctypes.byref(most)))
 
-    _ask_driver(set_threshold, "CUDA unmaps released memory: steps that copy a batch take longer")
+    ask_driver(set_threshold, "CUDA unmaps released memory: steps that copy a batch take longer")
 
 
 def share_in_place(memory: np.ndarray) -> None:
@@ -110,19 +110,7 @@ def share_in_place(memory: np.ndarray) -> None:
         failed: int = driver.cuMemAdvise(place, size, _PREFERRED_LOCATION, _HOST)
         return failed or int(driver.cuMemAdvise(place, size, _ACCESSED_BY, device))
 
-    _ask_driver(advise, "CUDA moves memory that the host shares by page faults: batches take longer")
-
-
-def _ask_driver(call: Callable[[ctypes.CDLL, ctypes.c_int], int], without: str) -> None:
-    """Call CUDA's driver, which returns 0, with the device; log `without` and the reason where that fails."""
-    failed: object
-    try:
-        driver, device = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
-        failed = driver.cuDeviceGet(ctypes.byref(device), 0) or call(driver, device)
-    except (OSError, AttributeError) as error:
-        failed = error
-    if failed:
-        log.info(without, extra={"reason": str(failed)})
+    ask_driver(advise, "CUDA moves memory that the host shares by page faults: batches take longer")
 
 
 class WiredMemory:

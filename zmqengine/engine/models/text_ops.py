@@ -22,13 +22,35 @@ class Tables(NamedTuple):
 class EmbeddedTokens(NamedTuple):
     """Tokens as `states`, normalised [tokens, width], and copies of tables in a buffer of the device.
 
-    `spans` for `attend`; `positions` [tokens]; `texts` for `pool`.
+    `spans` for `attend`; `positions` [tokens]; `texts` for `pool`; `arrivals` for `layers`, once.
     """
 
     states: mx.array
     spans: mx.array
     positions: mx.array
     texts: mx.array
+    arrivals: mx.array
+
+
+class LayerStack(NamedTuple):
+    """Arrays of all layers of an encoder of BERT's kind, [layers, ...] each, weights [layers, outputs, inputs].
+
+    Attention has `heads`. Norms follow the sums with attention (`middle`) and with the network (`norm`), whose
+    activation is GELU; the two products before them have no bias.
+    """
+
+    heads: int
+    eps: float
+    qkv_weight: mx.array
+    qkv_bias: mx.array
+    out_weight: mx.array
+    middle_weight: mx.array
+    middle_bias: mx.array
+    up_weight: mx.array
+    up_bias: mx.array
+    down_weight: mx.array
+    norm_weight: mx.array
+    norm_bias: mx.array
 
 
 class NormOfSums(NamedTuple):
@@ -57,6 +79,12 @@ class TextKernels(Protocol):
         scale: float,
         window: int | None,
         slopes: mx.array | None,
+    ) -> mx.array: ...
+
+    def stacks(self, stack: LayerStack) -> bool: ...
+
+    def layers(
+        self, states: mx.array, spans: mx.array, arrivals: mx.array, stack: LayerStack
     ) -> mx.array: ...
 
     def pool(self, states: mx.array, texts: mx.array, *, largest: bool) -> mx.array: ...

@@ -17,9 +17,18 @@ from mlx.nn.layers.normalization import LayerNorm
 
 from zmqengine.engine.embedding.encoders.activations import activation
 from zmqengine.engine.embedding.encoders.parts import embedded
-from zmqengine.engine.embedding.product import States, activated, fold_bias, multiplied, normed, plain
+from zmqengine.engine.embedding.product import (
+    Product,
+    States,
+    activated,
+    fold_bias,
+    multiplied,
+    normed,
+    plain,
+)
 from zmqengine.engine.embedding.text_batch import TextBatch
 from zmqengine.engine.models.arrays import Weights, joined, renamed, whole
+from zmqengine.engine.models.text_ops import LayerStack
 from zmqengine.errors import ModelLoadError
 
 _PREFIXES = ("bert.", "roberta.", "model.", "0.auto_model.")
@@ -60,6 +69,13 @@ class BertLayer(Module):
         self._activation = activation(_activation_of(config))
         self._slopes = mx.array(distance_slopes(self._heads)) if has_distances(config) else None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether no product is quantised, and the norms have the biases of the two before them (`fold_biases`)."""
+        products = [self.qkv, self.out, self.up, self.down]
+        folded = not any("bias" in product for product in (self.out, self.down))
+        return folded and all(isinstance(product, Product) for product in products)
+
     def __call__(self, states: States, batch: TextBatch) -> States:
         queries, keys, values = batch.heads(multiplied(self.qkv, states), [self._heads] * 3)
         attended = batch.attend(queries, keys, values, scale=self._scale, slopes=self._slopes)
@@ -91,6 +107,7 @@ class Bert(Module):
             self.dense = Linear(width, width)
             self.classifier = Linear(width, labels)
         self._first_position = first_position(config)
+        self._is_stackable = not has_distances(config) and _activation_of(config) == "gelu"
 
     def start(self, batch: TextBatch) -> mx.array:
         """The sum of what tokens, positions and parts of a pair are embedded as, normalised."""
@@ -107,6 +124,40 @@ class Bert(Module):
             fold_bias(norm, layer.out, layer.qkv)
             fold_bias(layer.attention_norm, layer.down, layer.up)
             norm = layer.norm
+
+    def stack(self) -> LayerStack | None:
+        """The arrays of all layers, of which those of each become views; None for layers that are not of this form."""
+        layers = self.layers
+        if not self._is_stackable or not all(layer.is_plain for layer in layers):
+            return None
+        if not all(type(table) is Embedding for table in (self.word, self.position, self.token_type)):
+            return None
+
+        def stacked(name: str, kind: str) -> mx.array:
+            owners = [layer[name] for layer in layers]
+            # The weights of a `Product` are turned.
+            every = mx.stack([owner[kind].T for owner in owners])
+            views = [array.T for array in every]
+            mx.eval(views)
+            for owner, view in zip(owners, views, strict=True):
+                owner[kind] = view
+            return every
+
+        norm = layers[0].norm
+        return LayerStack(
+            heads=layers[0]._heads,
+            eps=norm.eps,
+            qkv_weight=stacked("qkv", "weight"),
+            qkv_bias=stacked("qkv", "bias"),
+            out_weight=stacked("out", "weight"),
+            middle_weight=stacked("attention_norm", "weight"),
+            middle_bias=stacked("attention_norm", "bias"),
+            up_weight=stacked("up", "weight"),
+            up_bias=stacked("up", "bias"),
+            down_weight=stacked("down", "weight"),
+            norm_weight=stacked("norm", "weight"),
+            norm_bias=stacked("norm", "bias"),
+        )
 
     def score(self, hidden: mx.array, batch: TextBatch) -> mx.array:
         """From the first token."""
