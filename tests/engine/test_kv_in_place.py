@@ -219,3 +219,21 @@ def test_engines_make_the_same_tokens_in_place(kernels, kind):
         assert run.ids(row) == greedy(model, prompt, limits[row])
     assert min(kernels.moves.count("within"), kernels.moves.count("into")) > 0
     assert engine.stats().cached_tokens > 0
+
+
+def test_a_rewound_cache_has_its_room_and_depends_on_no_write():
+    """However often texts were written into it: else the arrays of all of them would stay. MLX's own write ends it."""
+    keys, values = mx.zeros((1, 2, 64, 8)), mx.ones((1, 2, 64, 8))
+    cache = kv.RowKVCache()
+    cache.own(keys, values)
+    for _ in range(3):
+        assert kv.rewind([cache], 64)
+        assert (cache.offset, cache.room) == (0, 64)
+        assert cache.keys is keys
+        assert cache.values is values
+        cache.wrote_in_place(40, keys + 1)
+        assert (cache.offset, cache.room) == (40, 64)
+        assert cache.keys is not keys
+    assert not kv.rewind([cache], 65)
+    cache.update_and_fetch(keys[..., :1, :], values[..., :1, :])
+    assert not kv.rewind([cache], 1)

@@ -81,18 +81,13 @@ class TracedPacked:
         columns = max(int((each.stop - each.first).max()) for each in rows)
         parts = attention.parts_of(blocks * self._layers[0].key_heads, columns)
         marks = [_marks(caches[0]) for caches, _ in segments]
-        each_segment = [*range(len(segments)), *[0] * (SEGMENTS - len(segments))]
-        shared = [
-            table[: tokens * _PLACE],
-            table[tokens * _PLACE :],
-            *(marks[place] for place in each_segment),
-        ]
+        unused = SEGMENTS - len(segments)
+        shared = [table[: tokens * _PLACE], table[tokens * _PLACE :], *marks, *marks[:1] * unused]
         arrays, wrote = [], []
-        for number in range(len(self._layers)):
-            caches = [of_segment[number] for of_segment, _ in segments]
-            corners = [cache.corners for cache in caches]
-            arrays.append([array for place in each_segment for array in corners[place]])
-            wrote.append(partial(_wrote, caches, widths))
+        for of_layer in zip(*(caches for caches, _ in segments), strict=True):
+            corners = [array for cache in of_layer for array in cache.corners]
+            arrays.append(corners + corners[:2] * unused)
+            wrote.append(partial(_wrote, of_layer, widths))
         return StepAttention((count, parts), shared, arrays, wrote)
 
     def attend(self, kind: Any, heads: HeadShape, product: mx.array, *arrays: mx.array) -> mx.array:

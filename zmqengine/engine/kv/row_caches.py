@@ -25,6 +25,8 @@ class RowKVCache(KVCache):
 
     def __init__(self) -> None:
         self._own_keys: mx.array | None = None
+        # The arrays that `own` took, which depend on no write.
+        self._taken: tuple[mx.array, mx.array] | None = None
         self._corners: tuple[mx.array, mx.array] | None = None
         self.room_wanted = 0
         super().__init__()  # type: ignore[no-untyped-call]
@@ -47,12 +49,13 @@ class RowKVCache(KVCache):
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> Any:
         """Write by MLX, as mlx-lm's cache does. The arrays are not this row's own then: MLX may have copied them."""
-        self._own_keys = self._corners = None
+        self._own_keys = self._taken = self._corners = None
         return super().update_and_fetch(keys, values)  # type: ignore[no-untyped-call]
 
     def own(self, keys: mx.array, values: mx.array) -> None:
         """Take arrays in memory that nothing else refers to, which hold the columns so far."""
         self.keys, self.values, self._own_keys = keys, values, keys
+        self._taken = keys, values
         self._corners = keys[:1, :, :1], values[:1, :, :1]
 
     def wrote_in_place(self, count: int, done: mx.array) -> bool:
@@ -64,6 +67,13 @@ class RowKVCache(KVCache):
         self._own_keys = self.keys
         self.offset += count
         return False
+
+    def rewind(self) -> None:
+        """Forget all tokens of arrays with `room`; their writes need not be computed any more."""
+        assert self._taken is not None, "arrays of this row alone came by `own`"
+        self.keys, self.values = self._taken
+        self._own_keys = self.keys
+        self.offset = 0
 
 
 def new_caches(model: Any) -> Caches:
@@ -79,7 +89,7 @@ def rewind(caches: Sequence[RowKVCache], columns: int) -> bool:
     if not caches or any(cache.room < columns for cache in caches):
         return False
     for cache in caches:
-        cache.offset = 0
+        cache.rewind()
     return True
 
 

@@ -386,6 +386,13 @@ class Prefill:
         for rows, segment, merged in self._begun:
             if segment is None:
                 continue
+            if segment.lengths:
+                # Their vectors, which are started, are all that reads these caches; rewound, they keep no array of
+                # the step.
+                if not kv.rewind(self.texts_caches, 1):
+                    self.texts_caches = []
+                self.launched_tokens += segment.inputs.size
+                continue
             segments.append(segment)
             if merged is None:
                 kv.end_row_prefill(segment.caches)
