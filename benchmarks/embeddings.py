@@ -28,12 +28,12 @@ from typing import Any
 import click
 import psutil
 
-# Before MLX, which binds to a BLAS when it is imported.
+# First: the environment of other processes. Then the engine before MLX, which binds to a BLAS when it is imported.
+from benchmarks.other_process import ENVIRONMENT, OtherProcess  # isort: skip
 from zmqengine.engine.open import open_mlx_engine  # isort: skip
 
 import mlx.core as mx
 
-from benchmarks.other_process import OtherProcess
 from tools.pico import corpus
 from tools.pico.embedding.directory import model_config, write_model
 from zmqengine.checkpoint.on_disk import local_directory
@@ -136,7 +136,7 @@ async def _tokens_read(client: AsyncClient) -> float:
 def flooded(address: str, file: Path) -> Iterator[None]:
     """Has another process embed the texts in the lines of `file`, as a batch job does; the worker has read some."""
     command = ["embed", str(file), "--worker", address, "--out", f"{file}.npy"]
-    process = subprocess.Popen([sys.executable, "-m", "zmqengine.cli.main", *command])
+    process = subprocess.Popen([sys.executable, "-m", "zmqengine.cli.main", *command], env=ENVIRONMENT)
     try:
         asyncio.run(_reading(address))
         yield
@@ -246,7 +246,7 @@ def worker_of(model: str, directory: Path) -> Iterator[tuple[str, int]]:
         "--log-level",
         "error",
     ]
-    process = subprocess.Popen([sys.executable, "-m", "zmqengine.cli.main", *command[1:]])
+    process = subprocess.Popen([sys.executable, "-m", "zmqengine.cli.main", *command[1:]], env=ENVIRONMENT)
     try:
         asyncio.run(_ready(address))
         yield address, process.pid

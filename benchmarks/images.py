@@ -31,6 +31,8 @@ import click
 import msgspec
 import numpy as np
 
+# First: the environment of other processes.
+from benchmarks.other_process import ROOT, OtherProcess  # isort: skip
 from zmqengine.engine.host.blas import load_tuned_blas
 
 # Before MLX is imported, or it binds to the slow BLAS of its wheel.
@@ -38,7 +40,6 @@ load_tuned_blas()
 
 import mlx.core as mx
 
-from benchmarks.other_process import ROOT, OtherProcess
 from tools.pico.eye import pictures
 from zmqengine.bench.models.small_models import LLAMA, build_model
 from zmqengine.checkpoint.vision import recipe_of

@@ -11,6 +11,9 @@ from pathlib import Path
 import click
 
 ROOT = Path(__file__).parents[1]
+ENVIRONMENT = dict(os.environ)
+"""The environment of other processes, as the user set it: to be imported before `zmqengine.engine.open`, which sets
+variables of MLX that suit a worker's decoder. A worker that inherits them takes them for the user's."""
 
 
 class OtherProcess:
@@ -23,7 +26,7 @@ class OtherProcess:
             stdout=subprocess.PIPE,
             text=True,
             cwd=ROOT,
-            env={**os.environ, **(environment or {})},
+            env={**ENVIRONMENT, **(environment or {})},
         )
         while self._line() != "ready":
             pass
