@@ -194,6 +194,33 @@ def test_the_tile_of_a_product_is_the_smallest_of_which_all_run_at_once(
     assert text_kernels.Tile.of(count, outputs)[:2] == tile
 
 
+HEADS, WIDTH, INNER, EPS = 4, 32, 72, 1e-5
+
+
+def layer_stack(layers: int) -> LayerStack:
+    """Random layers."""
+    shapes = {
+        "qkv_weight": (3 * WIDTH, WIDTH), "qkv_bias": (3 * WIDTH,), "out_weight": (WIDTH, WIDTH),
+        "middle_weight": (WIDTH,), "middle_bias": (WIDTH,), "up_weight": (INNER, WIDTH), "up_bias": (INNER,),
+        "down_weight": (WIDTH, INNER), "norm_weight": (WIDTH,), "norm_bias": (WIDTH,),
+    }  # fmt: skip
+    arrays = {
+        name: mx.random.normal((layers, *shape), key=mx.random.key(seed)) / 4
+        for seed, (name, shape) in enumerate(shapes.items())
+    }
+    return LayerStack(HEADS, EPS, **arrays)
+
+
+@pytest.mark.skipif(on_cuda(), reason="all blocks run at once")
+def test_layers_whose_blocks_do_not_run_at_once_are_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing hangs, and no row is finite, so that the variant is rejected. On a CPU blocks run one after the other."""
+    monkeypatch.setattr(text_kernels, "multiprocessors", lambda: 2)
+    tables, _ = spans([7, 1, 30])
+    states = mx.random.normal((38, WIDTH), key=mx.random.key(99))
+    got = text_kernels.layers(states, tables, mx.zeros((1,), mx.int32), layer_stack(1))
+    assert np.isnan(np.array(got)).any(axis=1).all()
+
+
 @pytest.mark.parametrize("layers", [1, 2])
 def test_all_layers_in_one_kernel_are_those_by_a_kernel_for_each_operation(
     layers: int, monkeypatch: pytest.MonkeyPatch
@@ -201,33 +228,23 @@ def test_all_layers_in_one_kernel_are_those_by_a_kernel_for_each_operation(
     """By one block, or on a device by as many as it has multiprocessors."""
     if not on_cuda():
         monkeypatch.setattr(text_kernels, "multiprocessors", lambda: 1)
-    width, inner, heads, eps = 32, 72, 4, 1e-5
-    shapes = {
-        "qkv_weight": (3 * width, width), "qkv_bias": (3 * width,), "out_weight": (width, width),
-        "middle_weight": (width,), "middle_bias": (width,), "up_weight": (inner, width), "up_bias": (inner,),
-        "down_weight": (width, inner), "norm_weight": (width,), "norm_bias": (width,),
-    }  # fmt: skip
-    arrays = {
-        name: mx.random.normal((layers, *shape), key=mx.random.key(seed)) / 4
-        for seed, (name, shape) in enumerate(shapes.items())
-    }
-    stack = LayerStack(heads, eps, **arrays)
+    stack = layer_stack(layers)
     assert text_kernels.stacks(stack)
     tables, _ = spans([7, 1, 30])
-    states = mx.random.normal((38, width), key=mx.random.key(99))
+    states = mx.random.normal((38, WIDTH), key=mx.random.key(99))
     got = text_kernels.layers(states, tables, mx.zeros((1,), mx.int32), stack)
 
     sums, norm = states, None
     for layer in range(layers):
-        each = LayerStack(heads, eps, *(array[layer] for array in stack[2:]))
+        each = LayerStack(HEADS, EPS, *(array[layer] for array in stack[2:]))
         product = text_kernels.multiply(sums, each.qkv_weight.T, each.qkv_bias, norm=norm)
-        queries, keys, values = mx.split(product.reshape(38, 3 * heads, 1, -1), 3, axis=1)
+        queries, keys, values = mx.split(product.reshape(38, 3 * HEADS, 1, -1), 3, axis=1)
         attended = text_kernels.attend(
-            queries, keys, values, tables, scale=(width // heads) ** -0.5, window=None, slopes=None
+            queries, keys, values, tables, scale=(WIDTH // HEADS) ** -0.5, window=None, slopes=None
         )
         between, stats = text_kernels.sum_up(attended, each.out_weight.T, None, sums, norm)
-        norm = NormOfSums(stats, each.middle_weight, each.middle_bias, eps)
+        norm = NormOfSums(stats, each.middle_weight, each.middle_bias, EPS)
         wide = text_kernels.multiply(between, each.up_weight.T, each.up_bias, gelu=True, norm=norm)
         sums, stats = text_kernels.sum_up(wide, each.down_weight.T, None, between, norm)
-        norm = NormOfSums(stats, each.norm_weight, each.norm_bias, eps)
+        norm = NormOfSums(stats, each.norm_weight, each.norm_bias, EPS)
     np.testing.assert_allclose(np.array(got), np.array(sums), rtol=1e-4, atol=1e-5)

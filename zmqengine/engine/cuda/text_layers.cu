@@ -1,16 +1,20 @@
 // All layers of an encoder of BERT's kind, each a product for queries, keys and values, attention, and three more products.
 // The weights of the layers follow each other. A layer has five phases with a barrier of all blocks between two of them, so
 // all blocks must run at once: a device has a multiprocessor for each, and kernels of other processes end or are switched
-// out. A block computes tile after tile of a phase, `gridDim.x` apart. `arrivals`, 0 at first, counts blocks at barriers.
-// `out` are sums before the norm of the last layer; `scratch` passes results from phase to phase.
+// out. Where not all run at once, as under a limit on multiprocessors that the driver does not tell, a block gives up after
+// some seconds, and rows are no numbers: that is found when the kernel is first timed. A block computes tile after tile of
+// a phase, `gridDim.x` apart. `arrivals`, 0 at first, counts blocks at barriers. `out` are sums before the norm of the last
+// layer; `scratch` passes results from phase to phase.
   extern __shared__ uint4 shared_start[];
-  constexpr int GROUPS = W / 8, HEADS = W / D, WARPS = 8;
+  // Of the counter, some hundred nanoseconds each.
+  constexpr int GROUPS = W / 8, HEADS = W / D, WARPS = 8, READS_MAX = 1 << 22;
   const int count = states_shape[0], layers = qkv_weight_shape[0];
   const long long size = (long long)count * W;
   float *qkv = scratch, *attended = qkv + 3 * size, *sums = attended + size, *inner = sums + size;
   float *sums_stats = inner + (long long)count * F, *out_stats = sums_stats + 2LL * count * GROUPS;
   int* arrived = const_cast<int*>(arrivals);
   int expected = 0;
+  bool gave_up = false;
   auto barrier = [&]() {
     expected += gridDim.x;
     __syncthreads();
@@ -18,7 +22,7 @@
       // Writes of this block are visible to others before it arrives, and theirs to it afterwards.
       __threadfence();
       atomicAdd(arrived, 1);
-      while (*const_cast<volatile int*>(arrived) < expected) {}
+      for (int reads = 0; !gave_up && *const_cast<volatile int*>(arrived) < expected; reads++) gave_up = reads == READS_MAX;
       __threadfence();
     }
     __syncthreads();
@@ -63,3 +67,6 @@
     product_tiles<Tile<OUT_ROWS, OUT_COLUMNS>, F, false, false, true, true, EPS, true>(shared_start, narrow);
     if (layer + 1 < layers) barrier();
   }
+  __syncthreads();
+  if (gave_up)
+    for (long long i = 0; i < size; i++) out[i] = __int_as_float(0x7fc00000);
