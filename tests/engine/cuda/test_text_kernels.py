@@ -8,6 +8,7 @@ import pytest
 from mlx.nn.layers.activations import gelu
 
 from tests.support import cuda_on_cpu
+from zmqengine.engine.autotune.variants import same_but_for_rounding
 from zmqengine.engine.cuda import text_kernels
 from zmqengine.engine.host.backend import on_cuda
 from zmqengine.engine.models.text_ops import LayerStack, NormOfSums, Tables
@@ -213,15 +214,17 @@ def layer_stack(layers: int) -> LayerStack:
 
 
 @pytest.mark.skipif(on_cuda(), reason="all blocks run at once")
-def test_layers_whose_blocks_do_not_run_at_once_are_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing hangs, and no row is finite, so that the variant is rejected. On a CPU blocks run one after the other."""
+def test_layers_whose_blocks_do_not_run_at_once_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing hangs, and rows are no numbers, whatever a later block writes. On a CPU blocks run one by one."""
     monkeypatch.setattr(text_kernels, "multiprocessors", lambda: 2)
     # A device leaves memory as it is, which may be finite.
     monkeypatch.setattr(cuda_on_cpu, "_unwritten", lambda shape, _: np.zeros(shape, np.float32))
     tables, _ = spans([7, 1, 30])
     states = mx.random.normal((38, WIDTH), key=mx.random.key(99))
-    got = text_kernels.layers(states, tables, mx.zeros((1,), mx.int32), layer_stack(1))
-    assert np.isnan(np.array(got)).any(axis=1).all()
+    stack = layer_stack(1)
+    got, again = (text_kernels.layers(states, tables, mx.zeros((1,), mx.int32), stack) for _ in range(2))
+    assert np.isnan(np.array(got)).sum() > got.size / 2
+    assert not same_but_for_rounding(got, again)
 
 
 @pytest.mark.parametrize("layers", [1, 2])

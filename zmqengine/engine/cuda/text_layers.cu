@@ -1,10 +1,10 @@
 // All layers of an encoder of BERT's kind, each a product for queries, keys and values, attention, and three more products.
 // The weights of the layers follow each other. A layer has five phases with a barrier of all blocks between two of them, so
 // all blocks must run at once: a device has a multiprocessor for each, and kernels of other processes end or are switched
-// out. Where not all run at once, as under a limit on multiprocessors that the driver does not tell, a block gives up after
-// some seconds, and rows are no numbers: that is found when the kernel is first timed. A block computes tile after tile of
-// a phase, `gridDim.x` apart. `arrivals`, 0 at first, counts blocks at barriers. `out` are sums before the norm of the last
-// layer; `scratch` passes results from phase to phase.
+// out. Where they do not, as under a limit on multiprocessors that the driver does not tell, a block gives up after some
+// seconds, and all rows but those of later blocks are no numbers: autotune rejects the kernel. A block computes tile after
+// tile of a phase, `gridDim.x` apart. `arrivals`, 0 at first, counts blocks at barriers. `out` are sums before the norm of
+// the last layer; `scratch` passes results from phase to phase.
   extern __shared__ uint4 shared_start[];
   // Of the counter, some hundred nanoseconds each.
   constexpr int GROUPS = W / 8, HEADS = W / D, WARPS = 8, READS_MAX = 1 << 22;
