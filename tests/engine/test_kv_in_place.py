@@ -227,13 +227,14 @@ def test_a_rewound_cache_has_its_room_and_depends_on_no_write():
     cache = kv.RowKVCache()
     cache.own(keys, values)
     for _ in range(3):
-        assert kv.rewind([cache], 64)
-        assert (cache.offset, cache.room) == (0, 64)
+        assert kv.rewound([cache]) == [cache]
+        assert (cache.offset, cache.room, kv.room([cache])) == (0, 64, 64)
         assert cache.keys is keys
         assert cache.values is values
         cache.wrote_in_place(40, keys + 1)
         assert (cache.offset, cache.room) == (40, 64)
         assert cache.keys is not keys
-    assert not kv.rewind([cache], 65)
+    assert kv.room([cache, kv.RowKVCache()]) == kv.room([]) == 0
     cache.update_and_fetch(keys[..., :1, :], values[..., :1, :])
-    assert not kv.rewind([cache], 1)
+    assert kv.rewound([cache]) == []
+    assert kv.room([cache]) == 0

@@ -6,8 +6,9 @@
 // tile of a phase, `gridDim.x` apart. `arrivals`, 0 at first, counts blocks at barriers. `out` are sums before the norm of
 // the last layer; `scratch` passes results from phase to phase.
   extern __shared__ uint4 shared_start[];
-  // Of the counter, some hundred nanoseconds each.
-  constexpr int GROUPS = W / 8, HEADS = W / D, WARPS = 8, READS_MAX = 1 << 22;
+  constexpr int GROUPS = W / 8, HEADS = W / D, WARPS = 8;
+  // A block gives up after this number of reads of the counter; a read takes some hundred nanoseconds.
+  constexpr int READS_MAX = 1 << 22;
   const int count = states_shape[0], layers = qkv_weight_shape[0];
   const long long size = (long long)count * W;
   float *qkv = scratch, *attended = qkv + 3 * size, *sums = attended + size, *inner = sums + size;

@@ -51,7 +51,7 @@ A row in prefill has arrays of its own (`RowKVCache`), allocated once with room 
 them: there is no other writer, and readers of earlier columns are not disturbed. So only rules 1 and 3 apply.
 `RowKVCache.can_write_here` keeps rule 1; for rule 3, the arrays that `wrote_in_place` leaves depend on the write.
 The caches of texts side by side are read by the vectors of these texts alone, which a step starts. Then they are
-rewound, and the next segment of texts overwrites them (`rewind`): rule 2 holds, and there is no reader for rule 3.
+`rewound`, and the next segment of texts overwrites them: rule 2 holds, and there is no reader for rule 3.
 
 `KVBatch` keeps rules 2 and 4, `RaggedKVCache.can_write_here` rule 1. With ZMQENGINE_CHECK_KV=1, as in tests, rule 2 is
 asserted for every row and column (`generations.py`). A model that is stepped several times before its first step is
@@ -72,7 +72,8 @@ from zmqengine.engine.kv.row_caches import (
     end_row_prefill,
     new_caches,
     prefill_row,
-    rewind,
+    rewound,
+    room,
     start,
 )
 from zmqengine.engine.kv.shape import CacheShape, measure_caches
@@ -99,6 +100,7 @@ __all__ = [
     "measure_caches",
     "new_caches",
     "prefill_row",
-    "rewind",
+    "rewound",
+    "room",
     "start",
 ]

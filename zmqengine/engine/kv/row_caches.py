@@ -81,16 +81,21 @@ def new_caches(model: Any) -> Caches:
     return list(make_prompt_cache(model))
 
 
-def rewind(caches: Sequence[RowKVCache], columns: int) -> bool:
-    """Forget the tokens of one row's caches, if these have room for `columns`; returns whether they have.
+def room(caches: Iterable[RowKVCache]) -> int:
+    """Columns of one row's caches; 0 if there are none, or if their arrays may be shared."""
+    return min((cache.room for cache in caches), default=0)
+
+
+def rewound(caches: Caches) -> Caches:
+    """One row's caches without their tokens; none if their arrays may be shared.
 
     New columns overwrite the old ones in place: a step in flight reads those before, as a device computes in order.
     """
-    if not caches or any(cache.room < columns for cache in caches):
-        return False
+    if not room(caches):
+        return []
     for cache in caches:
         cache.rewind()
-    return True
+    return caches
 
 
 def single_caches(caches: Iterable[Any]) -> Iterator[Any]:

@@ -321,7 +321,7 @@ class Prefill:
     def _side_by_side(self, texts: Sequence[Row]) -> Segment:
         """A segment of whole texts, none of whose KV caches are needed later."""
         tokens = [token for row in texts for token in row.tokens[: row.prefill_end]]
-        if not kv.rewind(self.texts_caches, len(tokens)):
+        if kv.room(self.texts_caches) < len(tokens):
             self.texts_caches = kv.new_caches(self._model)
         inputs = kv.begin_row_prefill(self.texts_caches, tokens, prompt_tokens=len(tokens))
         return Segment(inputs, self.texts_caches, reads=True, lengths=[row.remaining for row in texts])
@@ -389,8 +389,7 @@ class Prefill:
             if segment.lengths:
                 # Their vectors, which are started, are all that reads these caches; rewound, they keep no array of
                 # the step.
-                if not kv.rewind(self.texts_caches, 1):
-                    self.texts_caches = []
+                self.texts_caches = kv.rewound(self.texts_caches)
                 self.launched_tokens += segment.inputs.size
                 continue
             segments.append(segment)
