@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.http.front import Front, serving, wait_until
 from tests.http.scripted import ScriptedClient
-from tests.http.serving import Front, serving, wait_until
 from tests.support.eyes import CARD
 from zmqengine.cli.launch_programs import PROGRAMS
 from zmqengine.engine.fake.fake_tokenizer import CHAT_TEMPLATE

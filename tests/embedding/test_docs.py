@@ -14,7 +14,7 @@ import pytest
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 
-from tests.http.serving import serving, wait_until
+from tests.http.front import serving, wait_until
 from tests.support.workers import WorkerProcess
 from zmqengine.checkpoint.recipe import FAMILIES
 from zmqengine.worker.main import TEXTS_MAX

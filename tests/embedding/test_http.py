@@ -17,8 +17,8 @@ import numpy as np
 import openai
 import pytest
 
-from tests.http.programs_of_others import results_of, wanted
-from tests.http.serving import Front, post, serving, wait_until
+from tests.http.front import Front, post, serving, wait_until
+from tests.http.programs.programs_of_others import results_of, wanted
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.engine.fake.fake_vectors import fake_vector
 from zmqengine.testing import FakeWorker

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.http.serving import Front, serving
+from tests.http.front import Front, serving
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.testing import FakeWorker
 from zmqengine_http import HttpConfig

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tests.http.serving import wait_until
+from tests.http.front import wait_until
 from tests.support.ports import is_refused
 from zmqengine.cli.commands.http import http
 from zmqengine.cli.main import main

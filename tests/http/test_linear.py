@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.http.call_grammars.test_call_grammars import CANONICAL, Family, tool
 from tests.http.scripted import ScriptedClient
-from tests.http.test_call_grammars import CANONICAL, Family, tool
 from tests.support.doubling import check_linear
 from zmqengine.protocol.messages import Limits, ModelCard
 from zmqengine_client.text.stop_strings import StopAutomaton, StopStrings

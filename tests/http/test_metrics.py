@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.http.serving import Front, chat, get, post, serving, wait_until
+from tests.http.front import Front, chat, get, post, serving, wait_until
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.testing import FakeWorker
 from zmqengine_http import HttpConfig

@@ -19,7 +19,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.http.serving import WAIT_S, wait_until
+from tests.http.front import WAIT_S, wait_until
 from tests.support.ports import is_refused
 from tests.support.processes import is_alive, wait_until_dead
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.http.browsers import KEYS, Browser, opened, until
+from tests.http.page.browsers import KEYS, Browser, opened, until
 from tests.serve.launching import LauncherProcess, fake, toml
 from tests.serve.test_http import Site
 from tests.support.ports import free_port

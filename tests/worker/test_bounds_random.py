@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.worker.harness import FrontEnd, Harness
-from tests.worker.test_preparing import Compiler
-from tests.worker.test_prompt_disk import LONG, DiskEngine
+from tests.worker.preparing.test_preparing import Compiler
+from tests.worker.preparing.test_prompt_disk import LONG, DiskEngine
 from zmqengine.errors import BadRequest
 from zmqengine.protocol.messages import Abort, Accepted, Bye, Constraint, Rejected
 from zmqengine.worker.preparing import prompt_disk

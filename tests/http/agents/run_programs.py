@@ -30,8 +30,8 @@ import openai
 import psutil
 
 from tests.http.agents.scripted_agent import FACTS, FOUND, TEMPLATE, say
+from tests.http.front import serving
 from tests.http.scripted import ScriptedClient
-from tests.http.serving import serving
 from tests.support.workers import WorkerProcess
 from zmqengine.cli.launch_programs import PROGRAMS
 from zmqengine.pico import model_path

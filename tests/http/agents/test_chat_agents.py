@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.http.agents.scripted_agent import COMMAND, FACTS, TEMPLATE, say
+from tests.http.front import Front, post, serving
 from tests.http.scripted import ScriptedClient
-from tests.http.serving import Front, post, serving
 from zmqengine_http import HttpConfig
 
 QUESTION = "use a tool"

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.http.front import Front, call, get, serving
 from tests.http.scripted import CONTEXT_TOKENS, ScriptedClient
-from tests.http.serving import Front, call, get, serving
 from zmqengine_http import HttpConfig
 
 # What codex-rs' ModelInfo cannot do without.

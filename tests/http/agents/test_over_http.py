@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.http.agents.sse import events, types
+from tests.http.front import Front, Reply, get, post, serving
 from tests.http.scripted import TOOLS_TEMPLATE, ScriptedClient
-from tests.http.serving import Front, Reply, get, post, serving
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.errors import Overloaded, WorkerLost
 from zmqengine.testing import FakeWorker

@@ -9,8 +9,8 @@ import openai
 import pytest
 
 from tests.http.agents.scripted_agent import COMMAND, FACTS, TEMPLATE, say
+from tests.http.front import Front, serving
 from tests.http.scripted import ScriptedClient
-from tests.http.serving import Front, serving
 from zmqengine_http import HttpConfig
 
 if TYPE_CHECKING:

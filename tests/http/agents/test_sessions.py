@@ -13,7 +13,7 @@ import pytest
 from tests.http.agents.requests import claude_request, codex_request
 from tests.http.agents.scripted_agent import TEMPLATE
 from tests.http.agents.sse import events, types
-from tests.http.serving import WAIT_S, Front, post, serving
+from tests.http.front import WAIT_S, Front, post, serving
 from tests.support.workers import WorkerProcess
 from zmqengine.bench.models.model_shapes import SHAPES
 from zmqengine.bench.models.random_model import make_model

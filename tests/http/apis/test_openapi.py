@@ -1,0 +1,170 @@
+"""The OpenAPI document, and what a generator of requests finds with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.http.front import Front, Reply, call, chat, get, post, serving, wait_until
+from tools.http_fields import GENERATING, markdown_table
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig
+from zmqengine.testing import FakeWorker
+from zmqengine_http import HttpConfig
+from zmqengine_http.apis.chat_completions.request import CHAT_BODY
+from zmqengine_http.apis.completions.request import COMPLETION_BODY
+from zmqengine_http.endpoints import ENDPOINTS
+from zmqengine_http.serving.body import Field
+
+EXAMPLES = int(os.environ.get("ZMQENGINE_TEST_EXAMPLES", "15"))
+STATUSES = {200, 400, 404, 405, 413, 504}  # 504: a deadline_ms of a moment can pass.
+OPERATIONS = ["POST /v1/chat/completions", "POST /v1/completions", "POST /tokenize", "POST /detokenize"]
+
+
+@pytest.fixture(scope="module")
+def front() -> Iterator[Front]:
+    """A worker that ends every answer after 3 tokens: what is looked for are refusals and crashes."""
+    with (
+        FakeWorker(FakeEngineConfig(eos_index=3), process=True) as worker,
+        serving(HttpConfig(workers=(worker.address,), default_temperature=0)) as front,
+    ):
+        yield front
+
+
+def test_the_table_in_the_docs_is_that_of_the_code() -> None:
+    """`python -m tools.http_fields` prints it."""
+    page = (Path(__file__).parents[3] / "docs/http-clients.md").read_text()
+    table = page.partition("<!-- openai-table:begin -->\n")[2].partition("<!-- openai-table:end -->")[0]
+    assert table == markdown_table(GENERATING)
+
+
+def test_every_field_of_the_official_client_is_known() -> None:
+    """No parameter that OpenAI's own package can send is unknown to us, and none is known twice."""
+    from openai.types import completion_create_params
+    from openai.types.chat import completion_create_params as chat_create_params
+
+    for body, official in (
+        (CHAT_BODY, chat_create_params.CompletionCreateParamsBase),
+        (COMPLETION_BODY, completion_create_params.CompletionCreateParamsBase),
+    ):
+        assert set(official.__annotations__) <= {*body.supported, *body.fields}
+        assert not set(body.supported) & set(body.fields)
+
+
+REFUSED = [
+    (path, body, field)
+    for path, body, fields in (
+        ("/v1/chat/completions", chat(), CHAT_BODY.fields),
+        ("/v1/completions", {"prompt": "a"}, COMPLETION_BODY.fields),
+    )
+    for field in fields.values()
+    if field.fate == "refused"
+]
+
+
+@pytest.mark.parametrize(("path", "body", "field"), REFUSED, ids=lambda value: getattr(value, "name", ""))
+def test_a_refused_field_is_refused_unless_it_asks_for_nothing(
+    front: Front, path: str, body: dict[str, Any], field: Field
+) -> None:
+    """By name."""
+    reply = post(front, path, {**body, field.name: {"some": "thing"}})
+    assert (reply.status, reply.error["param"]) == (400, field.name)
+    for neutral in (None, *field.neutral):
+        assert post(front, path, {**body, field.name: neutral}).status == 200
+
+
+def test_every_endpoint_is_described(front: Front) -> None:
+    """Routes, bodies and the document come from one table."""
+    paths = get(front, "/openapi.json").json["paths"]
+    for endpoint in ENDPOINTS[:-2]:
+        operation = paths[endpoint.path.replace(":path", "")][endpoint.method.lower()]
+        assert operation["summary"] == endpoint.summary
+        assert ("requestBody" in operation) == (endpoint.body is not None)
+
+
+def test_the_document_is_served_with_a_page(front: Front) -> None:
+    """The page needs nothing from elsewhere."""
+    document = get(front, "/openapi.json").json
+    assert document["openapi"].startswith("3.1")
+    assert set(document["paths"]) >= {
+        "/v1/chat/completions",
+        "/v1/models/{id}",
+        "/tokenize",
+        "/health",
+        "/ready",
+    }
+    page = get(front, "/docs").body.decode()
+    assert "/v1/chat/completions" in page
+    assert "http://" not in page
+    assert "https://" not in page
+
+
+def check(reply: Reply) -> None:
+    """One of the statuses we have, and errors in shape."""
+    assert reply.status in STATUSES, reply.body[:500]
+    if reply.status >= 400:
+        assert reply.error["message"]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_requests_made_from_the_document_find_no_500(front: Front, operation: str) -> None:
+    """A property-based run of schemathesis: valid and invalid bodies, whatever the schema allows."""
+    schema = schemathesis.openapi.from_dict(get(front, "/openapi.json").json)
+    method, path = operation.split()
+
+    @given(case=schema[path][method].as_strategy())
+    @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck), deadline=None)
+    def run(case: schemathesis.Case[Any]) -> None:
+        try:
+            body = msgspec.json.encode(case.body)
+        except (msgspec.MsgspecError, TypeError, UnicodeEncodeError):
+            # It cannot be written as JSON.
+            return
+        check(call(front, method, path, body))
+
+    run()
+    assert get(front, "/health").status == 200
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+KNOWN = sorted({*CHAT_BODY.supported, *CHAT_BODY.fields, *COMPLETION_BODY.supported, *COMPLETION_BODY.fields})
+
+
+@given(st.dictionaries(st.sampled_from(KNOWN), JSON, max_size=4), st.booleans())
+@settings(
+    max_examples=3 * EXAMPLES,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_any_json_in_known_fields_finds_no_500(front: Front, extra: dict[str, Any], is_chat: bool) -> None:
+    """A good request in which known fields hold anything at all."""
+    body = {**(chat(max_tokens=3) if is_chat else {"prompt": "a"}), **extra}
+    check(post(front, "/v1/chat/completions" if is_chat else "/v1/completions", body))
+
+
+@given(st.binary(max_size=300))
+@settings(max_examples=3 * EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_bytes_find_no_500(front: Front, body: bytes) -> None:
+    """The body is not even JSON."""
+    check(call(front, "POST", "/v1/chat/completions", body))
+
+
+def test_nothing_is_left_running_after_all_that(front: Front) -> None:
+    """Every request above ended."""
+    wait_until(lambda: front.service.pool.workers[0].running == 0, "all have ended")
