@@ -46,7 +46,7 @@ GAUGES = (
     Plain("zmqengine_prompt_disk_bytes", "What --cache-dir holds, of all who share it.", "prompt_disk_bytes"),
     Plain("zmqengine_prompt_disk_blocks", "Blocks of this model's prompts there.", "prompt_disk_blocks"),
     Plain(
-        "zmqengine_prompt_disk_written_today_bytes", "Written there since midnight UTC, by all who share it.",
+        "zmqengine_prompt_disk_written_today_bytes", "Written there by this worker since midnight UTC.",
         "prompt_disk_written_today_bytes",
     ),
     Plain("zmqengine_memory_peak_bytes", "The most that was held at once.", "peak_bytes"),

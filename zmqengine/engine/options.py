@@ -68,7 +68,7 @@ class EngineOptions:
     cache_dir_writes_bytes: int = option(
         64 * GIB,
         within=(0, 1 << 60),
-        help="Maximum bytes written to --cache-dir in a day, by all workers that share it.",
+        help="Maximum bytes that this worker writes to --cache-dir in a day.",
     )
     warm_up_s: float = option(
         90.0,

@@ -12,7 +12,13 @@ import pytest
 
 from tests.engine.prefix_cache.host_blocks import ROOMY, SALT, chain, plain
 from zmqengine.engine.prefix_cache.disk.block_file import HostBlock
-from zmqengine.engine.prefix_cache.disk.directory import ABANDONED_S, Directory, DiskBounds, Refused
+from zmqengine.engine.prefix_cache.disk.directory import (
+    ABANDONED_S,
+    LISTED_S,
+    Directory,
+    DiskBounds,
+    Refused,
+)
 from zmqengine.errors import ConfigError
 
 
@@ -81,6 +87,7 @@ def test_the_least_recently_used_goes_first(tmp_path: Path) -> None:
         for path in writer.path.glob("*.safetensors"):
             if path.stat().st_mtime > time.time() - 60:
                 set_age(path, 1000 - number)
+    writer.tidy()
     reader.look()
     assert len(reader.read(keys(chains[0]))) == 2
     writer.write(chains[3])
@@ -129,22 +136,36 @@ def test_what_is_too_much_is_not_written(tmp_path: Path, bounds: DiskBounds, rea
     assert not list(directory.path.glob("*.safetensors"))
 
 
-def test_what_was_written_today_is_counted_by_all(tmp_path: Path) -> None:
-    """Also when it has been removed since, and by a worker that was not there; yesterday's count is forgotten."""
-    first = opened(tmp_path)
-    written = first.write(chain(0, 2))
-    for path in first.path.glob("*.safetensors"):
+def test_a_worker_counts_what_it_wrote_today(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what has been removed since, and not what another worker wrote; the next day begins at nothing."""
+    other = opened(tmp_path)
+    written = other.write(chain(0, 2))
+    worker = opened(tmp_path, ROOMY._replace(written_bytes_max=written + 1))
+    assert worker.write(chain(1, 2)) == written
+    for path in worker.path.glob("*.safetensors"):
         path.unlink()
-    yesterday = first.path / "written-2000-01-01"
-    yesterday.write_bytes(bytes(8))
-    # A writer was cut off in the middle of its record.
-    (count,) = (path for path in first.path.glob("written-*") if path != yesterday)
-    count.write_bytes(count.read_bytes() + b"\xff" * 3)
-    second = opened(tmp_path, ROOMY._replace(written_bytes_max=written + 1))
-    assert second.counts["written_today_bytes"] == written
-    assert not yesterday.exists()
     with pytest.raises(Refused, match="daily limit"):
-        second.write(chain(1, 1))
+        worker.write(chain(2, 2))
+    day_s = time.time() + 86_400
+    monkeypatch.setattr(time, "time", lambda: day_s)
+    assert worker.write(chain(2, 2)) == written
+    assert worker.counts["written_today_bytes"] == written
+
+
+def test_a_write_looks_at_no_other_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While there is room. What other workers wrote is noticed when the listing is old, and is removed for room."""
+    writer, other = opened(tmp_path, ROOMY._replace(bytes_max=10_000)), opened(tmp_path)
+    size = writer.write(chain(0, 2))
+    with monkeypatch.context() as context:
+        context.delattr(os, "scandir")
+        writer.write(chain(1, 2))
+    for seed in range(2, 12):
+        other.write(chain(seed, 2))
+    assert size * 12 > 10_000
+    now_s = time.monotonic() + LISTED_S + 1
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    writer.write(chain(12, 2))
+    assert sum(path.stat().st_size for path in writer.path.iterdir()) == writer.counts["bytes"] <= 10_000
 
 
 def test_a_write_is_in_the_counts_at_once(tmp_path: Path) -> None:
@@ -156,8 +177,7 @@ def test_a_write_is_in_the_counts_at_once(tmp_path: Path) -> None:
     assert today == sum(written)
     files = list(directory.path.iterdir())
     on_disk = sum(path.stat().st_size for path in files)
-    # The last record of the daily count is 8 bytes.
-    assert counted == (on_disk - 8, 3)
+    assert counted == (on_disk, 3)
 
 
 def test_files_of_no_use_are_told_of_once_and_removed(

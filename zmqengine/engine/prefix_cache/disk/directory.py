@@ -6,8 +6,10 @@ time is the time of its last use, visible to all workers.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import logging
+import math
 import os
 import re
 import stat
@@ -17,8 +19,6 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
-
-import numpy as np
 
 from zmqengine.engine.prefix_cache.disk.block_file import (
     BadFile,
@@ -37,11 +37,14 @@ log = logging.getLogger("zmqengine.engine")
 SUBDIRECTORY = "prompts"
 ABANDONED_S = 60.0
 """Age at which an unfinished file belongs to a process that was killed."""
+LISTED_S = 60.0
+"""Age at which the listing of files is renewed before a write. Workers that share a directory may exceed its bound by
+what the others write meanwhile."""
 # Nanoseconds within which a file system may give two changes the same time.
 _TICK_NS = 100_000_000
 _NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}-[0-9a-f]{16}\.safetensors")
 _UNFINISHED = re.compile(r"\.[0-9a-f-]+\.[0-9]+\.part")
-_WRITTEN = "written-"
+_DAY_S = 86_400
 # Weight of the earlier value in the moving average of the disk's speed.
 _RATE_KEPT = 0.7
 # For fewer bytes the call itself dominates the time.
@@ -49,11 +52,17 @@ _MEASURED_BYTES_MIN = 1 << 18
 
 
 class DiskBounds(NamedTuple):
-    """Bounds of a directory: bytes of all files, free bytes on the disk, bytes written in a day."""
+    """Bounds of a directory: bytes of all files, free bytes on the disk, bytes that one worker writes in a day."""
 
     bytes_max: int
     free_bytes_min: int
     written_bytes_max: int
+
+
+class _File(NamedTuple):
+    used_ns: int
+    name: str
+    bytes: int
 
 
 class Refused(Exception):
@@ -101,6 +110,12 @@ class Directory:
         self._prefix = salt.hex()[:16]
         self._bounds = bounds
         self._unfinished = 0
+        # Files as of the last listing and with what was written since, the least recently used first; the bytes of
+        # all, with foreign ones; and the time of the listing. The writing thread's alone.
+        self._files: list[_File] = []
+        self._taken = 0
+        self._listed_s = -math.inf
+        self._day = 0
         # Serialises scans of the directory, which wait for the disk.
         self._scan = threading.Lock()
         self._scanned_ns = -1
@@ -202,16 +217,16 @@ class Directory:
         try:
             parts = encode(self._salt, blocks)
             size = sum(map(len, parts))
-            today = self._written_today() + size
-            if today > self._bounds.written_bytes_max:
+            self._begin_day()
+            if self.counts["written_today_bytes"] + size > self._bounds.written_bytes_max:
                 raise Refused("daily_writes", "the daily limit on writes is reached")
             self._make_room(size)
             write_file(unfinished, parts)
-            self._count_written(size)
-            self.counts["written_today_bytes"] = today
+            self.counts["written_today_bytes"] += size
             os.rename(unfinished, self.path / f"{stem}.safetensors")
-            self.counts["bytes"] += size
-            self.counts["files"] += 1
+            self._taken += size
+            self._files.append(_File(time.time_ns(), f"{stem}.safetensors", size))
+            self._count()
             self._sync()
             with self._lock:
                 self._index.add(f"{stem}.safetensors", blocks)
@@ -234,12 +249,18 @@ class Directory:
                 self._remove(name)
             now_s = time.time()
             for path in self.path.iterdir():
-                is_abandoned = _UNFINISHED.fullmatch(path.name) and now_s - path.stat().st_mtime > ABANDONED_S
-                if is_abandoned or (path.name.startswith(_WRITTEN) and path.name < self._written_path().name):
+                if _UNFINISHED.fullmatch(path.name) and now_s - path.stat().st_mtime > ABANDONED_S:
                     path.unlink()
+            self._list()
             with contextlib.suppress(Refused):
                 self._make_room(0)
-            self.counts["written_today_bytes"] = self._written_today()
+            self._begin_day()
+
+    def _begin_day(self) -> None:
+        """Count the bytes written today anew once the day, of UTC, has changed."""
+        today = int(time.time() // _DAY_S)
+        if today != self._day:
+            self._day, self.counts["written_today_bytes"] = today, 0
 
     # --- files ---
 
@@ -291,27 +312,45 @@ class Directory:
 
     def _make_room(self, bytes_: int) -> None:
         """Remove the least recently used files until `bytes_` more fit. Raises `Refused` or `OSError`."""
-        found: list[tuple[int, str, int]] = []
-        taken = 0
+        if time.monotonic() - self._listed_s > LISTED_S:
+            self._list()
+        bytes_max, free_min = self._bounds.bytes_max, self._bounds.free_bytes_min
+        disk = os.statvfs(self.path)
+        free = disk.f_bavail * disk.f_frsize
+        while self._taken + bytes_ > bytes_max or free - bytes_ < free_min:
+            if not self._files or bytes_ > bytes_max:
+                raise Refused("room", f"{free} bytes are free on the disk, and {self._taken} are in use here")
+            file = self._files.pop(0)
+            used_ns = self._used_ns(file.name)
+            if used_ns is not None and used_ns > file.used_ns:
+                bisect.insort(self._files, file._replace(used_ns=used_ns))
+                continue
+            self._remove(file.name)
+            self._taken -= file.bytes
+            free += file.bytes
+        self._count()
+
+    def _list(self) -> None:
+        """Read the sizes and the times of use of all files."""
+        self._files, self._taken = [], 0
         for entry in os.scandir(self.path):
             with contextlib.suppress(FileNotFoundError):
                 status = entry.stat(follow_symlinks=False)
-                taken += status.st_size
+                self._taken += status.st_size
                 if _NAME.fullmatch(entry.name):
-                    found.append((status.st_mtime_ns, entry.name, status.st_size))
-        disk = os.statvfs(self.path)
-        free = disk.f_bavail * disk.f_frsize
-        most, free_min = self._bounds.bytes_max, self._bounds.free_bytes_min
-        found.sort(reverse=True)
+                    self._files.append(_File(status.st_mtime_ns, entry.name, status.st_size))
+        self._files.sort()
+        self._listed_s = time.monotonic()
+        self._count()
+
+    def _used_ns(self, name: str) -> int | None:
         try:
-            while taken + bytes_ > most or free - bytes_ < free_min:
-                if not found or bytes_ > most:
-                    raise Refused("room", f"{free} bytes are free on the disk, and {taken} are in use here")
-                _, name, size = found.pop()
-                self._remove(name)
-                taken, free = taken - size, free + size
-        finally:
-            self.counts["bytes"], self.counts["files"] = taken, len(found)
+            return os.stat(self.path / name, follow_symlinks=False).st_mtime_ns
+        except FileNotFoundError:
+            return None
+
+    def _count(self) -> None:
+        self.counts["bytes"], self.counts["files"] = self._taken, len(self._files)
 
     def _sync(self) -> None:
         # Before this, a crash of the machine may lose the new name.
@@ -321,26 +360,6 @@ class Directory:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-
-    # --- the daily counter: a file of 8-byte numbers, to which all workers append ---
-
-    def _written_path(self) -> Path:
-        return self.path / time.strftime(f"{_WRITTEN}%Y-%m-%d", time.gmtime())
-
-    def _written_today(self) -> int:
-        try:
-            data = self._written_path().read_bytes()
-        except FileNotFoundError:
-            return 0
-        # Ignore a number that a crash truncated.
-        return int(np.frombuffer(data[: len(data) // 8 * 8], "<u8").sum())
-
-    def _count_written(self, bytes_: int) -> None:
-        descriptor = os.open(self._written_path(), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            os.write(descriptor, bytes_.to_bytes(8, "little"))
-        finally:
-            os.close(descriptor)
 
 
 def _announced_name(blocks: Sequence[HostBlock]) -> str:
