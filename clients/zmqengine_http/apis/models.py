@@ -193,7 +193,7 @@ def codex_models(models: Iterable[tuple[str, Model]]) -> dict[str, object]:
         "models": [
             _codex_model(
                 place, name, model.card.name, model.context_tokens,
-                reasons=bool(model.markers.think_end or model.markers.harmony), tools=offers_tools(model),
+                reasons=bool(model.markers.think_end or model.markers.harmony), tools=takes_tools(model),
                 sees=model.tokenizer.vision is not None,
             )
             for place, (name, model) in enumerate(models)
@@ -227,13 +227,6 @@ def _codex_model(
         "context_window": context_tokens,
         "experimental_supported_tools": [],
     }
-
-
-def offers_tools(model: Model) -> bool:
-    """Whether the model's template renders tools."""
-    tokenizer = model.tokenizer
-    template = tokenizer.template_for(tools=True)
-    return bool(template) and takes_tools(template or "", tokenizer.variables_of_template(tools=True))
 
 
 ENDPOINTS = (

@@ -14,7 +14,7 @@ from zmqengine_http.generating.constraints import OutputRules, check_constraints
 from zmqengine_http.generating.generation import Generation, GenerationOptions, answer_generation
 from zmqengine_http.prompt.pictures import Picture, fetched
 from zmqengine_http.prompt.prompts import Prompt, encode_chat, is_short
-from zmqengine_http.prompt.template import reasoning_variables
+from zmqengine_http.prompt.template import reasoning_variables, takes_tools
 from zmqengine_http.serving.errors import bad_field
 from zmqengine_http.serving.exchange import Exchange
 from zmqengine_http.stable_head import RememberingWriter, StableHeadResult
@@ -91,6 +91,7 @@ async def answer_chat(
     """Render, generate and respond. Raises errors that become refusals."""
     check_constraints(chat.tool_choice, chat.response_format)
     _check_continued(chat)
+    chat = without_unread_tools(exchange, chat)
     prompt = await render(service, exchange, chat)
     rules = OutputRules(
         tools=chat.tools,
@@ -123,8 +124,21 @@ async def answer_chat(
     await answer_generation(service, exchange, generation, writer, stream=stream)
 
 
+def without_unread_tools(exchange: Exchange, chat: Chat) -> Chat:
+    """The chat without tools that nobody forces and its template has no place for; they are named as ignored.
+
+    User interfaces offer their own tools to every model. A forced call is refused when the chat is rendered.
+    """
+    forced = chat.tool_choice not in ("auto", "none")
+    if not chat.offered_tools or forced or takes_tools(chat.model):
+        return chat
+    exchange.note_ignored(["tools"], 0)
+    return msgspec.structs.replace(chat, tools=(), deferred=frozenset())
+
+
 async def render(service: Service, exchange: Exchange, chat: Chat) -> Prompt:
     """The prompt of a chat, after its head was normalized by `StableHead`."""
+    chat = without_unread_tools(exchange, chat)
     variables = {**chat.variables, **_reasoning(exchange, chat)}
 
     pictures: Sequence[Picture] = await fetched(_at_most(chat), service.fetching)

@@ -42,7 +42,7 @@ def render_chat(
         if not name.isidentifier() or name in RESERVED:
             raise bad_field("chat_template_kwargs", f"{name[:40]!r} cannot be set")
     known = model.tokenizer.variables_of_template(tools=bool(tools))
-    if tools and not takes_tools(template, known):
+    if tools and not takes_tools(model):
         raise bad_field("tools", "this model's chat template takes none", code="unsupported_parameter")
     adapted = adapt_messages(messages, tools, template, known, model.markers)
     options = {**tool_variables(tools, known), **variables}
@@ -93,8 +93,10 @@ def _rendered(
         raise refusal from None
 
 
-def takes_tools(template: str, variables: frozenset[str]) -> bool:
-    """Whether a template renders tools."""
+def takes_tools(model: Model) -> bool:
+    """Whether the model's template for chats with tools renders them."""
+    template = model.tokenizer.template_for(tools=True) or ""
+    variables = model.tokenizer.variables_of_template(tools=True)
     return "tools" in variables or "xml_tools" in variables or _OWN_TOOLS.search(template) is not None
 
 

@@ -79,9 +79,9 @@ every_api = pytest.mark.parametrize("api", APIS.values(), ids=APIS)
 class Model:
     """A front-end on a model that says what it is told to, with sampling defaults of its own."""
 
-    def __init__(self, **config: Any) -> None:
+    def __init__(self, template: str = TOOLS_TEMPLATE, **config: Any) -> None:
         self.says = "yes"
-        self.client = ScriptedClient(lambda prompt: self.says, facts=FACTS, template=TOOLS_TEMPLATE)
+        self.client = ScriptedClient(lambda prompt: self.says, facts=FACTS, template=template)
         self._serving = serving(HttpConfig(**config), lambda address, on_event: self.client)
 
     def __enter__(self) -> Model:
@@ -299,6 +299,52 @@ def test_too_deep_for_us_is_a_refusal(api: Api, model: Model, monkeypatch: pytes
 
     monkeypatch.setattr(Pool, "model", too_deep)
     assert "nested too deep" in refusal(model.ask(api, api.body()))
+
+
+# --- tools that the template has no place for -----------------------------------------------------------------
+
+NO_TOOLS_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+FORCED: Mapping[str, Sequence[Any]] = {
+    "/v1/chat/completions": ["required", {"type": "function", "function": {"name": "f"}}],
+    "/v1/responses": ["required", {"type": "function", "name": "f"}],
+    "/v1/messages": [{"type": "any"}, {"type": "tool", "name": "f"}],
+}
+"""The choices of each API that force a call."""
+
+
+@pytest.fixture(scope="module")
+def without_tools() -> Iterator[Model]:
+    with Model(template=NO_TOOLS_TEMPLATE) as model:
+        yield model
+
+
+@every_api
+def test_tools_that_nobody_forces_are_left_out_where_no_template_reads_them(
+    api: Api, without_tools: Model
+) -> None:
+    """Open WebUI offers its own tools to every model, and the answer was a 400; a forced call still is one."""
+    if api.path not in FORCED:
+        pytest.skip("no tools")
+    for stream in (False, True):
+        reply = without_tools.ask(api, api.body(**api.tools(), stream=stream))
+        assert reply.status == 200, reply.body
+        assert reply.headers["x-ignored-fields"] == "tools"
+        assert without_tools.client.prompts[-1] == "user: Hi\n"
+    for choice in FORCED[api.path]:
+        message = refusal(without_tools.ask(api, api.body(**api.tools(), tool_choice=choice)))
+        assert message == "tools: this model's chat template takes none"
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/v1/messages/count_tokens", "/tokenize"])
+def test_tools_are_left_out_by_what_stands_beside_the_four_apis(path: str, without_tools: Model) -> None:
+    """Open WebUI asks Ollama's; a prompt is counted as it is answered."""
+    api = APIS["messages" if path.startswith("/v1") else "chat"]
+    body = {**_of_user("Hi"), "model": "scripted"}
+    replies = [post(without_tools.front, path, body | more) for more in (api.tools(), {})]
+    assert [reply.status for reply in replies] == [200, 200]
+    assert [reply.headers.get("x-ignored-fields") for reply in replies] == ["tools", None]
+    if path != "/api/chat":
+        assert replies[0].body == replies[1].body
 
 
 # --- ends --------------------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def model_at(path: Path) -> Model:
 
 def model_with_tools(path: Path) -> Model:
     model = model_at(path)
-    if not takes_tools(model.tokenizer.chat_template or "", model.tokenizer.template_variables):
+    if not takes_tools(model):
         pytest.skip("takes no tools")
     if not (model.markers.calls or model.markers.harmony):
         pytest.skip("writes its calls in no format that is known")

@@ -7,9 +7,9 @@ import time
 from datetime import datetime, timezone
 
 from zmqengine.protocol.launcher import ModelEntry
-from zmqengine_http.apis.models import offers_tools
 from zmqengine_http.apis.ollama.request import OllamaModelRequest
 from zmqengine_http.endpoint import Service
+from zmqengine_http.prompt.template import takes_tools
 from zmqengine_http.serving.exchange import Exchange
 from zmqengine_http.workers.worker import Model
 
@@ -88,7 +88,7 @@ def capabilities(model: Model) -> list[str]:
     found = ["completion"] if model.card.generates else ["embedding"] if model.card.dimensions else []
     if model.tokenizer.vision is not None:
         found.append("vision")
-    if offers_tools(model):
+    if takes_tools(model):
         found.append("tools")
     if model.markers.think_end or model.markers.harmony:
         found.append("thinking")
