@@ -160,16 +160,6 @@ CHOICES = (
     [chr(0x10000 + n) for n in range(5000)],
 )
 
-SLOW: dict[str, tuple[Kind, str, list[str]]] = {
-    "optional letters": ("regex", "[a-z]?" * 10_900, []),
-    "pairs of patterns": ("json_schema", json.dumps({
-        "type": "object",
-        "patternProperties": {f"^{n}[a-z]{{1,400}}$": {"type": "integer"} for n in range(450)},
-        "additionalProperties": False,
-    }), []),
-}  # fmt: skip
-"""Constraints that take seconds or minutes to compile, without a limit of llguidance's."""
-
 OVER_A_LIMIT_PATTERN = "(.*[aeiou].{12}){30}"
 """Compiles, and meets a limit of llguidance's lexer after 40 to 80 tokens of the bundled model."""
 

@@ -210,7 +210,6 @@ class Actor:
         except Exception as error:
             log.error("engine statistics failed", exc_info=error)
             return
-        self.lifecycle.bound_constraints(memory.heap)
         self._shared_status.pass_times = self.times
         self._shared_status.histograms = self.counters.latencies.snapshot()
         self._shared_status.sessions = list_sessions(self.sessions, self.outgoing)

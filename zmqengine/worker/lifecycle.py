@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 import secrets
 import sys
-import weakref
 from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import TYPE_CHECKING
 
-from zmqengine.engine.host.host_heap import used_bytes
 from zmqengine.engine.interface import RowImage
-from zmqengine.errors import BadRequest, ConstraintFailed, Draining, NotAuthorized, ZmqEngineError
+from zmqengine.errors import BadRequest, Draining, NotAuthorized, ZmqEngineError
 from zmqengine.protocol.messages import CacheScope, Embed, End, Finish, Image, Insert
 from zmqengine.request_rules import no_vision, vector_width
 from zmqengine.worker.context import WorkerContext
@@ -66,7 +64,6 @@ class Lifecycle:
         self._live: dict[LiveRequest, None] = {}
         self._arrivals = count()
         self._draining = False
-        self._claims_leaving = weakref.WeakSet[object]()
 
     # --- the requests ---
 
@@ -271,35 +268,6 @@ class Lifecycle:
         for request in list(requests):
             if request.end is None:
                 self.end(request, finish, message)
-
-    def bound_constraints(self, arrays_bytes: int) -> None:
-        """Follow the memory of constraints: that of the heap without the `arrays_bytes` of the engine. Past its bound,
-        the requests end whose parsers take most."""
-        compiler = self._context.compiler
-        if compiler is None:
-            return
-        memory = compiler.memory
-        memory.observe(used_bytes() - arrays_bytes)
-        # Constraints of ended requests stay in memory until the engine has removed their rows.
-        if self._claims_leaving or memory.bytes <= memory.bytes_max:
-            return
-        most = {request: request.grammar.bytes_most for request in self._live if request.grammar is not None}
-        # The heap grows for other reasons, too, and by what compiling takes for a while.
-        memory.limit_growth(sum(most.values()))
-        total = left = memory.bytes
-        for request in sorted(most, key=most.__getitem__, reverse=True):
-            if left <= memory.bytes_max:
-                return
-            left -= total * most[request] // sum(most.values())
-            assert request.grammar is not None
-            self._claims_leaving.add(request.grammar.claim)
-            self.end(
-                request,
-                "error",
-                f"constraint: those of {len(most)} requests take {total} bytes, the worker has {memory.bytes_max} for "
-                "all, and this one takes most: use a simpler one or raise --memory-limit",
-                ConstraintFailed.code,
-            )
 
     def expire(self, now_s: float) -> None:
         """End the requests whose deadline has passed."""

@@ -23,7 +23,6 @@ from zmqengine.engine.row import Row
 from zmqengine.engine.speculation.forced_runs import ForcedRuns
 from zmqengine.engine.speculation.ngrams import Ngrams
 from zmqengine.errors import BadRequest
-from zmqengine.worker.requests.constraint_memory import ConstraintMemory
 
 SAMPLINGS = [
     pytest.param(Sampling(), marks=pytest.mark.slow, id="greedy"),
@@ -110,23 +109,24 @@ def test_a_row_is_the_same_alone_in_a_batch_parked_and_resumed(pico: Pico) -> No
 
 @pytest.mark.parametrize("removed", [True, False])
 def test_the_constraint_of_the_last_row_is_freed_without_another_step(pico: Pico, removed: bool) -> None:
-    """Its claim on memory ends with the row, though the row's step in flight lands with the next request only."""
+    """Its memory ends with the row, though the row's step in flight lands with the next request only."""
     engine, run = pico.engine(), Run()
-    memory = ConstraintMemory()
-    memory.bytes_max = 1
-    grammar = pico.grammar("regex", "[a-z]{60}")
-    grammar.claim = memory.claim(1)
-    engine.insert([pico.row(1, grammar, sampling=HOT, max_tokens=10)])
-    del grammar
+    gc.collect()
+    before = len(matchers())
+    engine.insert([pico.row(1, pico.grammar("regex", "[a-z]{60}"), sampling=HOT, max_tokens=10)])
     while len(run.ids(1)) < 3:
         step(engine, run)
-    assert memory.bytes == 1
+    assert len(matchers()) > before
     if removed:
         engine.remove([1])
     else:
         finish(engine, run)
     gc.collect()
-    assert memory.bytes == 0
+    assert len(matchers()) == before
+
+
+def matchers() -> list[RowMatcher]:
+    return [each for each in gc.get_objects() if isinstance(each, RowMatcher)]
 
 
 def test_parked_rows_that_differ_in_their_grammar_alone_are_not_mixed_up(pico: Pico) -> None:

@@ -23,7 +23,6 @@ from zmqengine.pico import model_path
 from zmqengine.protocol.messages import Accepted, Constraint, Insert, Rejected
 from zmqengine.worker.preparing.preparer import LONG_PROMPT_TOKENS
 from zmqengine.worker.requests.constraint_compiler import ConstraintCompiler
-from zmqengine.worker.requests.constraint_memory import ConstraintMemory
 
 MakeHarness = Callable[..., Harness]
 JSON = Constraint("json")
@@ -38,7 +37,6 @@ class Gate:
 
     def __init__(self) -> None:
         self.opened = threading.Event()
-        self.memory = ConstraintMemory()
 
     def compile(self, constraint: Constraint) -> Any:
         assert self.opened.wait(60)
@@ -50,7 +48,6 @@ class Compiler:
 
     def __init__(self, how: Callable[[Constraint], Any]) -> None:
         self.compile = how
-        self.memory = ConstraintMemory()
 
 
 def failing(error: BaseException) -> Compiler:

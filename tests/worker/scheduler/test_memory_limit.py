@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.worker.harness import Harness
-from zmqengine.engine.fake.fake_engine import FakeEngine, FakeEngineConfig, expected_tokens
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig, expected_tokens
 from zmqengine.engine.interface import RowRequest
-from zmqengine.worker.requests.constraint_memory import ConstraintMemory
-from zmqengine.worker.scheduler.memory_ledger import MemoryLedger
 
 KIB = 1000
 ENGINE = FakeEngineConfig(kv_bytes_token=KIB, context_tokens=4096, prompt_cache_bytes=1 << 30)
@@ -101,45 +97,3 @@ def test_an_abort_that_meets_a_row_at_its_new_end_is_the_one_answer(make_harness
     (end,) = front_end.wait_for_end("open")
     assert end.finish == "abort"
     assert harness.actor.counters.engine_failures == 0
-
-
-def test_memory_of_constraints_is_not_there_for_rows() -> None:
-    """Nor for the prefix cache. The largest request fits beside as many as there may be; a lower limit ends none."""
-    engine, constraints = FakeEngine(ENGINE), ConstraintMemory()
-    ledger = MemoryLedger(engine, limit_bytes=limit(1000), prompt_cache_share=1, constraints=constraints)
-    bytes_max = int(limit(1000) / 16)
-    assert constraints.bytes_max == bytes_max
-    assert ledger.kv_bytes_max - ledger.row_bytes_max == bytes_max
-    largest = engine.project_bytes(ledger.largest_tokens(1 << 20))
-    assert largest <= ledger.row_bytes_max
-    assert ledger.fits(ledger.kv_bytes_max)
-    claims = [constraints.claim(bytes_max // 2) for _ in range(2)]
-    assert not ledger.fits(ledger.kv_bytes_max)
-    assert ledger.fits(largest)
-    ledger.settle()
-    assert ledger.prompt_cache_bytes == ledger.kv_bytes_max - constraints.bytes - engine.empty_bytes
-    parts = ledger.parts(engine.memory())
-    assert (parts["constraints"], ledger.numbers(engine.memory())["constraint_bytes"]) == (
-        constraints.bytes,
-    ) * 2
-    ledger.resize(limit(500), 0)
-    assert constraints.bytes_max == constraints.bytes == claims[0].bytes * 2
-    claims.clear()
-    ledger.resize(limit(500), 0)
-    assert constraints.bytes_max == int(limit(500) / 16)
-
-
-def test_constraints_leave_the_rows_most_of_little_memory() -> None:
-    """Weights that take most of the limit: a sixteenth of it would be all that they leave, and no row would fit."""
-    weights = 80 << 20
-    engine, constraints = (
-        FakeEngine(FakeEngineConfig(parameter_bytes=weights, kv_bytes_token=KIB)),
-        ConstraintMemory(),
-    )
-    limit_bytes = int((weights + (4 << 20)) / 0.9)
-    ledger = MemoryLedger(engine, limit_bytes=limit_bytes, prompt_cache_share=1, constraints=constraints)
-    assert ledger.kv_bytes_max == pytest.approx(4 << 20, abs=2)
-    assert constraints.bytes_max == pytest.approx(2 << 20, abs=2)
-    assert ledger.row_bytes_max == ledger.kv_bytes_max - constraints.bytes_max
-    ledger.resize(limit_bytes - (2 << 20), 0)
-    assert constraints.bytes_max < 2 << 20

@@ -24,7 +24,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from zmqengine.engine.grammar.lark_rules import check_rules
 from zmqengine.engine.grammar.matcher import NOTHING, RowMatcher, reason_of
 from zmqengine.engine.grammar.satisfiable import check_satisfiable
-from zmqengine.engine.grammar.schema import enforceable
+from zmqengine.engine.grammar.schema import bound_patterns, enforceable
 from zmqengine.errors import BadRequest
 
 Kind = Literal["json_schema", "json", "regex", "lark", "choice"]
@@ -46,7 +46,6 @@ _MAYBE_EMPTY = re.compile(r"\[\^|&&|--|\\P")
 _SCHEMAS_MAX = 256
 """Schemas in one `lark` grammar, one for each tool of a request; 5,000 empty ones take seconds to compile."""
 _TOO_DEEP = "the schema is nested too deep"
-_COUNTS = re.compile(r'"(lexer_cost|all_items)": (\d+)')
 _MAIN = '%llguidance {"no_forcing": true}\n'
 
 
@@ -64,26 +63,6 @@ class Grammar:
         self._after = tuple(after)
         self._can_draft = can_draft
         self._kept: RowMatcher | None = None
-        self._latest: RowMatcher | None = None
-        self.compiled_bytes = 0
-        """Bytes that it took when it was compiled, as far as they were measured."""
-        self.claim: object = None
-        """The claim on memory, held by the grammar and by matchers of its rows."""
-
-    @property
-    def bytes_most(self) -> int:
-        """The most bytes that it takes: as compiled, and what its last row has computed since. Takes 0.5 ms.
-
-        Of 80 constraints a unit of llguidance's lexer took 0.4 to 45 bytes, an item of its parser up to 130.
-        """
-        bytes_ = self.compiled_bytes
-        if self._latest is not None and self._latest.begun:
-            # llguidance tells these with an error alone: a copy is made to refuse a token.
-            parser = self._latest.parser.deep_copy()
-            parser.consume_token(self._tokens.vocab_size)
-            counts = {name: int(count) for name, count in _COUNTS.findall(parser.get_error())}
-            bytes_ += 45 * counts.get("lexer_cost", 0) + 130 * counts.get("all_items", 0)
-        return bytes_
 
     def keep(self, matcher: RowMatcher) -> None:
         """Keep the matcher of a row that left for the next `start`, which would otherwise fill a mask for each
@@ -96,9 +75,7 @@ class Grammar:
         kept, self._kept = self._kept, None
         if kept is None or kept.followed != list(emitted):
             kept = RowMatcher(self._tokens, self._template.deep_copy(), self._after, emitted)
-        kept.claim = self.claim
         kept.can_draft = self._can_draft
-        self._latest = kept
         return kept
 
 
@@ -117,7 +94,7 @@ def vocabulary(tokenizer_json: bytes, *, vocab_size: int, eos_token_ids: Sequenc
 def compile_grammar(
     tokens: LLTokenizer, kind: Kind, text: str, choices: Sequence[str] = (), after: Sequence[int] = ()
 ) -> Grammar:
-    """The grammar of a constraint and its first mask, mostly without the GIL; `trial_compile.py` bounds its time.
+    """The grammar of a constraint and its first mask, mostly without the GIL.
 
     It begins after the text of `after`, in whatever tokens the model writes it. Special tokens have no text: with one
     among them, the grammar begins after exactly these tokens. Until then end tokens are masked.
@@ -138,7 +115,7 @@ def _compiled(tokens: LLTokenizer, kind: Kind, answer: dict[str, Any], start: st
     main = {"name": "main", "lark_grammar": _MAIN + start}
     grammars = json.dumps({"grammars": [main, {**answer, "name": "answer"}]})
     # A string of 2,000 characters under a pattern makes some 6,000 states, nearly all of them in masks, which try every
-    # token.
+    # token. 50,000 take 64 MB until the request ends.
     limits = LLParserLimits(
         initial_lexer_fuel=2_000_000,
         step_lexer_fuel=50_000,
@@ -234,9 +211,10 @@ def _parsed(text: str) -> object:
 
 def _schema(schema: Any) -> dict[str, Any]:
     try:
-        found = _to_the_letter(schema)
-        check_satisfiable(found)
-        return found
+        bound_patterns(schema)
+        enforced = _to_the_letter(schema)
+        check_satisfiable(enforced)
+        return enforced
     except RecursionError:
         raise BadRequest(f"constraint: {_TOO_DEEP}") from None
     except ValueError as error:

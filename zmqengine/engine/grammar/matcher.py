@@ -47,7 +47,6 @@ class RowMatcher:
         "_tokens",
         "begun",
         "can_draft",
-        "claim",
         "followed",
     )
 
@@ -67,8 +66,6 @@ class RowMatcher:
         self.can_draft = True
         """Whether tokens after the next one can be tried and taken back."""
         self.followed: list[int] = []
-        self.claim: object = None
-        """The claim of its grammar on memory, which a matcher may outlive."""
         begun_s = time.thread_time()
         for token in emitted:
             if time.thread_time() - begun_s > FOLLOW_S_MAX:

@@ -16,6 +16,10 @@ Schema = dict[str, Any]
 NOT_ENFORCED = ("contentEncoding", "contentMediaType", "contentSchema")
 """Keywords that llguidance accepts and does not enforce."""
 
+PATTERNS_MAX = 128
+"""Members of one `patternProperties`. llguidance compares each pattern with each other one before its limits hold: 128
+take 0.1 s, 450 take minutes."""
+
 _MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
 _VALUES = ("const", "default", "enum", "examples", "required", "x-guidance")
 
@@ -49,6 +53,21 @@ def enforceable(schema: Schema) -> Schema:
     _put_patterns(schema)
     _close(schema)
     return schema
+
+
+def bound_patterns(schema: Any) -> None:
+    """Raise `BadRequest` for a schema with more than `PATTERNS_MAX` patterns in one `patternProperties`."""
+    if isinstance(schema, list):
+        for item in schema:
+            bound_patterns(item)
+    elif isinstance(schema, dict):
+        patterns = schema.get("patternProperties")
+        if isinstance(patterns, dict) and len(patterns) > PATTERNS_MAX:
+            raise BadRequest(
+                f"constraint: {len(patterns)} patternProperties in one object, {PATTERNS_MAX} at most"
+            )
+        for value in schema.values():
+            bound_patterns(value)
 
 
 def other_than(names: Iterable[str]) -> str:

@@ -8,7 +8,6 @@ releases unused memory.
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
 import sys
 
@@ -18,7 +17,6 @@ ARRAY_BYTES_MAX = 32 << 20
 """Larger arrays are mapped separately. The maximum that glibc accepts."""
 # /usr/include/malloc.h
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_MALLINFO = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
 _VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
@@ -30,46 +28,3 @@ def keep_freed_arrays() -> bool:
     if mallopt is None:
         return False
     return bool(mallopt(_M_MMAP_THRESHOLD, ARRAY_BYTES_MAX) and mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES))
-
-
-def used_bytes() -> int:
-    """Bytes that the C library has handed out and not got back; 0 where it does not count them (musl, glibc before
-    2.33).
-
-    Takes microseconds, and 20 to 40 ns for each free block. Python's small objects and arrays on a GPU are not among
-    them.
-    """
-    library = _library()
-    if hasattr(library, "mallinfo2"):
-        info = library.mallinfo2()
-        return int(info.uordblks + info.hblkhd)
-    if hasattr(library, "malloc_zone_statistics"):
-        zones = _ZoneStatistics()
-        library.malloc_zone_statistics(None, ctypes.byref(zones))
-        return int(zones.size_in_use)
-    return 0
-
-
-@functools.cache
-def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(None)
-    if hasattr(library, "mallinfo2"):
-        library.mallinfo2.restype = _MallInfo
-    return library
-
-
-class _MallInfo(ctypes.Structure):
-    """`struct mallinfo2` of /usr/include/malloc.h."""
-
-    _fields_ = [(name, ctypes.c_size_t) for name in _MALLINFO.split()]
-
-
-class _ZoneStatistics(ctypes.Structure):
-    """`malloc_statistics_t` of macOS's <malloc/malloc.h>; without a zone, of all zones. Not tried."""
-
-    _fields_ = [
-        ("blocks_in_use", ctypes.c_uint),
-        ("size_in_use", ctypes.c_size_t),
-        ("max_size_in_use", ctypes.c_size_t),
-        ("size_allocated", ctypes.c_size_t),
-    ]

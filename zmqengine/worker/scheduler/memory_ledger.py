@@ -5,14 +5,9 @@ from __future__ import annotations
 from zmqengine.engine.interface import Engine, EngineMemory
 from zmqengine.errors import ConfigError
 from zmqengine.worker.process.memory_pressure import Level
-from zmqengine.worker.requests.constraint_memory import ConstraintMemory
 
 IMAGES_SHARE = 1 / 16
 """Share of the limit for the pixels of images; as much is for their features."""
-CONSTRAINTS_SHARE = 1 / 16
-"""The most of the limit for constraints, 1 GiB of 16: 10,000 ordinary ones, or 16 that have grown to 64 MB each."""
-CONSTRAINTS_ROOM_SHARE = 1 / 2
-"""The most for them of what the weights leave: where a model takes most of the memory, its rows need the rest."""
 WORKSPACE_SHARE = 0.1
 """Share of the limit kept free for a step's workspace; more where the engine's own estimate is higher."""
 
@@ -24,9 +19,6 @@ class MemoryLedger:
     KV bytes of every step. The prefix cache gets what rows leave, up to `prompt_cache_bytes`, or up to
     `prompt_cache_share` of what weights, padding and workspace leave.
 
-    Memory of `constraints` is the host's, which most devices share; what they hold is not there for rows. The largest
-    request fits beside the maximum number of others, so one that runs alone always does.
-
     Raises `ConfigError` when nothing is left for rows.
     """
 
@@ -37,10 +29,8 @@ class MemoryLedger:
         limit_bytes: int,
         prompt_cache_share: float,
         prompt_cache_bytes: int | None = None,
-        constraints: ConstraintMemory | None = None,
     ) -> None:
         self._engine = engine
-        self._constraints = constraints
         self._prompt_cache_share = prompt_cache_share
         self._prompt_cache_bytes = prompt_cache_bytes
         self.limit_bytes = limit_bytes
@@ -49,8 +39,7 @@ class MemoryLedger:
         """The most bytes that pixels of images take."""
         taken = self._taken_bytes(limit_bytes)
         self.kv_bytes_max = limit_bytes - taken
-        self._bound_constraints()
-        if self.row_bytes_max < engine.project_bytes(2):
+        if self.kv_bytes_max < engine.project_bytes(2):
             raise ConfigError(
                 f"weights, padding and workspace take {taken} bytes, which leaves nothing of the memory limit of "
                 f"{limit_bytes}: raise --memory-limit or take a smaller model"
@@ -64,8 +53,7 @@ class MemoryLedger:
         taken = self._taken_bytes(limit_bytes)
         least_bytes = max(least_bytes, self.reserved_bytes, self._engine.project_bytes(2))
         self.limit_bytes, self.kv_bytes_max = limit_bytes, limit_bytes - taken
-        self._bound_constraints()
-        self.kv_bytes_max = max(self.kv_bytes_max, least_bytes + self._constraint_bytes_max)
+        self.kv_bytes_max = max(self.kv_bytes_max, least_bytes)
         self.limit_bytes = self.kv_bytes_max + taken
         self._engine.limit_memory(self.limit_bytes)
 
@@ -80,7 +68,7 @@ class MemoryLedger:
 
     def fits(self, bytes_: int) -> bool:
         """Whether `bytes_` more can be reserved now."""
-        return self.reserved_bytes + bytes_ <= self.kv_bytes_max - self._constraint_bytes
+        return self.reserved_bytes + bytes_ <= self.kv_bytes_max
 
     def change(self, bytes_: int) -> None:
         """Reserve bytes; a negative number returns them."""
@@ -93,7 +81,7 @@ class MemoryLedger:
         most = self._prompt_cache_bytes
         if most is None:
             most = int(self.kv_bytes_max * self._prompt_cache_share)
-        left_bytes = self.kv_bytes_max - self.reserved_bytes - self._constraint_bytes
+        left_bytes = self.kv_bytes_max - self.reserved_bytes
         # Memory of allocated but empty rows is not free for the prefix cache.
         room = max(0, min(most, left_bytes - self._engine.empty_bytes))
         if self._relief_bytes is not None:
@@ -112,31 +100,11 @@ class MemoryLedger:
         low, high = 1, tokens_max
         while low < high:
             middle = (low + high + 1) // 2
-            if self._engine.project_bytes(middle) <= self.row_bytes_max:
+            if self._engine.project_bytes(middle) <= self.kv_bytes_max:
                 low = middle
             else:
                 high = middle - 1
         return low
-
-    @property
-    def row_bytes_max(self) -> int:
-        """The most bytes of KV cache of a single row."""
-        return self.kv_bytes_max - self._constraint_bytes_max
-
-    @property
-    def _constraint_bytes_max(self) -> int:
-        return 0 if self._constraints is None else self._constraints.bytes_max
-
-    @property
-    def _constraint_bytes(self) -> int:
-        # Above the bound for as long as it takes to end requests, it is not taken from rows.
-        return 0 if self._constraints is None else min(self._constraints.bytes, self._constraints.bytes_max)
-
-    def _bound_constraints(self) -> None:
-        if self._constraints is not None:
-            most = min(self.limit_bytes * CONSTRAINTS_SHARE, self.kv_bytes_max * CONSTRAINTS_ROOM_SHARE)
-            # A lower limit ends no request.
-            self._constraints.bytes_max = max(int(most), self._constraints.bytes)
 
     def _taken_bytes(self, limit_bytes: int) -> int:
         memory = self._engine.memory()
@@ -153,7 +121,6 @@ class MemoryLedger:
             "parked": memory.parked,
             "prompt_cache": memory.prompt_cache,
             "images": memory.images,
-            "constraints": 0 if self._constraints is None else self._constraints.bytes,
             "workspace": memory.workspace,
             "buffers": memory.buffers,
             "limit": self.limit_bytes,
@@ -172,8 +139,6 @@ class MemoryLedger:
             "prompt_cache_bytes": memory.prompt_cache,
             "prompt_cache_bytes_max": self._room_told,
             "image_features_bytes": memory.images,
-            "constraint_bytes": 0 if self._constraints is None else self._constraints.bytes,
-            "constraint_bytes_max": self._constraint_bytes_max,
             "workspace_bytes": memory.workspace,
             "cache_bytes": memory.buffers,
             "active_bytes": memory.active,

@@ -68,7 +68,6 @@ class Scheduler:
             limit_bytes=context.memory_limit_bytes,
             prompt_cache_share=config.prompt_cache_share,
             prompt_cache_bytes=config.prompt_cache_bytes,
-            constraints=None if context.compiler is None else context.compiler.memory,
         )
         self.recovery = Recovery(
             failures_max=config.engine_failures_max, window_s=config.engine_failures_window_s
@@ -122,7 +121,7 @@ class Scheduler:
         if tokens > self._tokens_max:
             raise NeverFits(
                 f"{named} needs {self._engine.project_bytes(tokens)} bytes of KV "
-                f"cache, the worker has {self.memory.row_bytes_max}: the largest request that fits has "
+                f"cache, the worker has {self.memory.kv_bytes_max}: the largest request that fits has "
                 f"{self._tokens_max} tokens of prompt and output; shorten it or raise --memory-limit"
             )
 
