@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from zmqengine.engine.disk_cache import DiskCache
     from zmqengine.engine.grammar.grammar import Grammar
     from zmqengine.engine.grammar.matcher import NeverBegins
+    from zmqengine.engine.grammar.thinking import ThinkingBound
 
 EngineFinish = Literal["stop", "length"]
 
@@ -46,13 +47,13 @@ class RowRequest:
     already holds the model's end tokens unless the request ignores them. The stop token is the last token of the
     output; before output index `sampling.min_tokens` none is drawn, unless a grammar allows nothing else. `logprobs`:
     number of top alternatives reported with each token; None for no log-probabilities. `grammar` constrains the output:
-    the row ends with `stop` when the text is complete. Rows of the same `cache_scope` share the prefix cache; `pin`
-    keeps the prompt's blocks from eviction. `speculate` allows several tokens a step; the tokens are the same without
-    it. `prediction` is a likely output: a source of draft tokens, without influence on the tokens. `images` are in the
-    order of their spans. `forced` are the first output tokens if they are given instead of sampled: they are prefilled
-    with the prompt and reported like sampled ones, except those in `emitted`. Of these only the last one that
-    `max_tokens` allows ends the row; `max_tokens` is at least their number. Their log-probabilities are the model's
-    own, before bias and penalties. A row with a `grammar` has none.
+    the row ends with `stop` when the text is complete. `thinking` bounds the tokens of its reasoning. Rows of the same
+    `cache_scope` share the prefix cache; `pin` keeps the prompt's blocks from eviction. `speculate` allows several
+    tokens a step; the tokens are the same without it. `prediction` is a likely output: a source of draft tokens,
+    without influence on the tokens. `images` are in the order of their spans. `forced` are the first output tokens if
+    they are given instead of sampled: they are prefilled with the prompt and reported like sampled ones, except those
+    in `emitted`. Of these only the last one that `max_tokens` allows ends the row; `max_tokens` is at least their
+    number. Their log-probabilities are the model's own, before bias and penalties. A row with a `grammar` has none.
     """
 
     row: int
@@ -64,6 +65,7 @@ class RowRequest:
     stop_token_ids: frozenset[int] = frozenset()
     logprobs: int | None = None
     grammar: Grammar | NeverBegins | None = None
+    thinking: ThinkingBound | None = None
     cache_scope: str = ""
     pin: bool = False
     speculate: bool = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,10 @@ from zmqengine.engine.texts.text_rows import TextPlace
 from zmqengine.errors import ConstraintFailed
 from zmqengine.request_rules import check_token_ids
 from zmqengine.sampling_params import check_sampling
+
+if TYPE_CHECKING:
+    from zmqengine.engine.grammar.matcher import RowMatcher
+    from zmqengine.engine.grammar.thinking import ThinkingMatcher
 
 # Caches of one row, a cache object of mlx-lm for each layer.
 Caches = list[Any]
@@ -46,6 +50,8 @@ class Row:
     """
 
     __slots__ = (
+        "_grammar_matcher",
+        "_thinking_matcher",
         "branches",
         "cached",
         "caches",
@@ -61,7 +67,6 @@ class Row:
         "keys",
         "launched",
         "logprobs",
-        "matcher",
         "max_tokens",
         "offers",
         "place",
@@ -77,6 +82,7 @@ class Row:
         "shift",
         "speculate",
         "stop",
+        "thinking",
         "tokens",
         "unreported",
     )
@@ -132,18 +138,30 @@ class Row:
             self.positions = three_positions(self.prefill_tokens, self.features, merge)
             self.shift = int(self.positions[0, -1]) + 1 - self.prefill_tokens
         self.grammar = request.grammar
-        self.matcher = None if request.grammar is None else request.grammar.start(request.emitted)
+        self.thinking = request.thinking
+        output = self.tokens[self.prompt_tokens :]
+        matcher = None if request.grammar is None else request.grammar.start(output)
+        self._grammar_matcher: RowMatcher | None = matcher
+        self._thinking_matcher: ThinkingMatcher | None = None
+        if request.thinking is not None:
+            self._thinking_matcher = request.thinking.start(output, matcher)
+
+    @property
+    def matcher(self) -> RowMatcher | ThinkingMatcher | None:
+        """The matcher that may rule out tokens, from the next one to those of the widest verify block."""
+        thinking = self._thinking_matcher
+        return thinking if thinking is not None and thinking.is_near else self._grammar_matcher
 
     def keep_matcher(self) -> None:
         """Leave the matcher to the row that resumes this one, which would otherwise follow the output again."""
-        if self.grammar is not None and self.matcher is not None:
-            self.grammar.keep(self.matcher)
-            self.matcher = None
+        if self.grammar is not None and self._grammar_matcher is not None:
+            self.grammar.keep(self._grammar_matcher)
+        self._grammar_matcher = self._thinking_matcher = None
 
     def leave(self) -> None:
         """End the row and free its constraint. The step in flight holds the row until the next one starts."""
         self.gone = True
-        self.grammar = self.matcher = None
+        self.grammar = self._grammar_matcher = self._thinking_matcher = None
 
     @property
     def remaining(self) -> int:
@@ -167,9 +185,11 @@ class Row:
         Raises `ConstraintBroken` for a token that the row's grammar cannot have.
         """
         self.tokens.append(token)
-        if self.matcher is not None:
-            self.matcher.consume(token)
-            if self.matcher.is_complete:
+        if self._thinking_matcher is not None:
+            self._thinking_matcher.follow(token)
+        if self._grammar_matcher is not None:
+            self._grammar_matcher.consume(token)
+            if self._grammar_matcher.is_complete:
                 return "stop"
         if token in self.stop:
             return "stop"

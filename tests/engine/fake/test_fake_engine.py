@@ -16,6 +16,7 @@ from zmqengine.engine.fake.fake_engine import (
     FakeFault,
     expected_tokens,
 )
+from zmqengine.engine.grammar.thinking import thinking_bound
 from zmqengine.engine.interface import RowRequest, StepResult
 
 POISON = 999
@@ -171,3 +172,24 @@ def test_it_does_not_import_mlx():
     """A front-end's tests run where MLX is not installed."""
     code = "import sys, zmqengine.engine.fake.fake_engine; sys.exit('mlx' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+def test_reasoning_is_bounded_and_resumed_by_the_contract():
+    """The closer comes at the bound, the output goes on behind it, and a resumed row knows how far it was."""
+    plain = expected_tokens(request(max_tokens=30))
+    opened = thinking_bound(5, [], [700, 701], [702], opened=True)
+    row = request(max_tokens=30, thinking=opened)
+    assert expected_tokens(row) == [*plain[:5], 700, 701, 702, *plain[8:]]
+    opener = plain[3]
+    again = thinking_bound(4, [opener], [700], repeats=True)
+    wanted = expected_tokens(request(max_tokens=30, thinking=again))
+    assert wanted == [*plain[:8], 700, *plain[9:]]
+    barred = thinking_bound(0, [opener], [700], repeats=True)
+    assert opener not in expected_tokens(request(max_tokens=30, thinking=barred))
+    for bound in (opened, again, barred):
+        row = request(max_tokens=30, thinking=bound)
+        whole = expected_tokens(row)
+        for cut in range(30):
+            engine = FakeEngine()
+            assert engine.insert([request(max_tokens=30, thinking=bound, emitted=whole[:cut])]) == []
+            assert run(engine)[0] == whole[cut:]

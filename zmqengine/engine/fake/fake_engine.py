@@ -1,7 +1,7 @@
 """An engine without a model: deterministic tokens, and faults on demand.
 
 For tests of the worker and for authors of front-ends. It follows `interface.Engine` to the letter, except
-that it has no probabilities: sampling fields other than the seed do not change its tokens.
+that it has no probabilities: sampling fields other than the seed do not change its tokens. A bound on reasoning does.
 """
 
 from __future__ import annotations
@@ -137,14 +137,14 @@ def expected_tokens(request: RowRequest, config: FakeEngineConfig | None = None)
     row = _Row(request)
     output = list(request.emitted)
     while len(output) < _output_max(request, config):
-        output.append(row.token_at(len(output), config))
+        output.append(row.next_token(len(output), config))
         if output[-1] in request.stop_token_ids and len(output) > len(request.forced):
             break
     return output
 
 
 class FakeEngine:
-    """An `Engine` whose token at output index i depends only on (prompt, seed, i).
+    """An `Engine` whose token at output index i depends only on (prompt, seed, i), and on a bound on reasoning.
 
     So a row that is resumed with `emitted` continues with the same tokens, whatever other rows are in the batch.
     `calls` holds the last 20,000 calls.
@@ -335,7 +335,7 @@ class FakeEngine:
             del self._rows[request.row]
             result.failures.append(RowFailure(request.row, f"fake fault at output index {index}"))
             return
-        token = row.token_at(index, self.config)
+        token = row.next_token(index, self.config)
         row.index += 1
         row.tokens.append(token)
         is_forced = index < len(request.forced)
@@ -409,6 +409,7 @@ class _Row:
         self.done = self.cached = 0
         digest = hashlib.blake2b(self.tokens[: len(request.prompt)].tobytes(), digest_size=8)
         self._key = int.from_bytes(digest.digest(), "little") ^ seed_key(request.seed)
+        self._thinking = None if request.thinking is None else request.thinking.start(request.emitted)
 
     def check(self, config: FakeEngineConfig) -> None:
         """Raise ValueError for a request that the engine cannot take."""
@@ -431,6 +432,18 @@ class _Row:
     def reusable(self) -> int:
         """Tokens that a later row need not read: all that are held but the last one known."""
         return min(self.held, len(self.tokens) - 1)
+
+    def next_token(self, index: int, config: FakeEngineConfig) -> int:
+        """The token at an index, which is the next one of the output."""
+        token, thinking = self.token_at(index, config), self._thinking
+        if thinking is not None:
+            if index >= len(self.request.forced):
+                if thinking.only is not None:
+                    token = thinking.only
+                elif token == thinking.barred:
+                    token = 1 + token % (config.vocab_size - 1)
+            thinking.follow(token)
+        return token
 
     def token_at(self, index: int, config: FakeEngineConfig) -> int:
         if index < len(self.request.forced):

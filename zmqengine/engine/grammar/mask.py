@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 import numpy as np
 
+from zmqengine.engine.grammar.thinking import ThinkingMatcher
+
 if TYPE_CHECKING:
     from llguidance import LLExecutor
 
@@ -21,7 +23,7 @@ _ALL = 0xFFFFFFFF
 
 class MaskFiller:
     """Masks of `vocab_size` tokens. A row without a matcher allows every token; until a row's constraint has begun,
-    every token but `eos_token_ids` is allowed.
+    every token but `eos_token_ids` is allowed. A bound on reasoning rules out more of them.
 
     Masks are filled without the interpreter's lock, while the device computes.
     """
@@ -35,7 +37,10 @@ class MaskFiller:
         self._endless = np.packbits(allowed, bitorder="little").view(np.uint32)
 
     def fill_windows(
-        self, matchers: Sequence[RowMatcher | None], drafts: Sequence[Sequence[int]], width: int
+        self,
+        matchers: Sequence[RowMatcher | ThinkingMatcher | None],
+        drafts: Sequence[Sequence[int]],
+        width: int,
     ) -> np.ndarray:
         """Bits [rows * width, words], uint32, little-endian: of each row, for its next token and after each of its
         draft tokens.
@@ -45,10 +50,11 @@ class MaskFiller:
         bits = np.full((len(matchers) * width, self._words), _ALL, np.uint32)
         begun = []
         for index, matcher in enumerate(matchers):
-            if matcher is None:
+            grammar = matcher.grammar if isinstance(matcher, ThinkingMatcher) else matcher
+            if grammar is None:
                 continue
-            if matcher.begun:
-                begun.append((matcher.parser, index * width, list(drafts[index])))
+            if grammar.begun:
+                begun.append((grammar.parser, index * width, list(drafts[index])))
             else:
                 bits[index * width : (index + 1) * width] = self._endless
         where = (bits.ctypes.data, self._words * bits.itemsize, len(bits))
@@ -56,6 +62,9 @@ class MaskFiller:
             self._executor.unsafe_compute_mask_ptr(single, *where)
         if drafted := [each for each in begun if each[2]]:
             self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, *where)
+        for index, matcher in enumerate(matchers):
+            if isinstance(matcher, ThinkingMatcher):
+                matcher.restrict(bits[index * width : (index + 1) * width], drafts[index])
         return bits
 
     @cached_property

@@ -40,6 +40,7 @@ class ParkedRow:
             and ours.key == row.key
             and ours.scope == row.scope
             and ours.grammar is row.grammar
+            and ours.thinking == row.thinking
             and ours.sampling == row.sampling
             and ours.logprobs == row.logprobs
             and np.array_equal(ours.named(len(ours.tokens)), row.ids)
