@@ -30,7 +30,7 @@ import psutil
 
 # First: the environment of other processes. Then the engine before MLX, which binds to a BLAS when it is imported.
 from benchmarks.other_process import ENVIRONMENT, OtherProcess  # isort: skip
-from zmqengine.engine.open import open_mlx_engine  # isort: skip
+from zmqengine.engine.open import find_encoder_backend, open_mlx_engine  # isort: skip
 
 import mlx.core as mx
 
@@ -165,7 +165,13 @@ def product_share(model: Path, size: int) -> tuple[float, float]:
     """Milliseconds of processor time of a text in requests of `size`, and the share of the products alone in them."""
     recipe, options = read_recipe(model), EngineOptions()
     engine = open_encoder(
-        model, recipe, name="e", options=options, limit_memory=lambda most, _: most, report=lambda *_: None
+        model,
+        recipe,
+        backend=find_encoder_backend(),
+        name="e",
+        options=options,
+        limit_memory=lambda most, _: most,
+        report=lambda *_: None,
     ).engine
     layers: list[Any] = engine._model._encoder.layers  # type: ignore[attr-defined]
     texts = tokens_of(texts_of(max(32, 2 * size), 3), model / "tokenizer.json")

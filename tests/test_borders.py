@@ -263,13 +263,7 @@ def test_only_open_names_a_back_end() -> None:
     asks = {"zmqengine.engine.host.backend", "zmqengine.engine.host.backend.on_cuda", "zmqengine.engine.cuda"}
     for name, path in sources():
         if name.startswith("zmqengine/engine/") and not name.startswith(
-            # Encoders are opened in a room of their own.
-            (
-                "zmqengine/engine/open.py",
-                "zmqengine/engine/host/",
-                "zmqengine/engine/cuda/",
-                "zmqengine/engine/embedding/",
-            )
+            ("zmqengine/engine/open.py", "zmqengine/engine/host/", "zmqengine/engine/cuda/")
         ):
             found = set(imports(path))
             assert not found & asks, name

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tests.embedding.make_vectors import array_of
 from zmqengine.checkpoint.recipe import read_recipe
+from zmqengine.engine.embedding.backend import Backend
 from zmqengine.engine.embedding.opening import open_encoder, read_texts
 from zmqengine.engine.interface import RowFailure, TextsRequest, VectorEngine
 from zmqengine.engine.options import EngineOptions
@@ -49,20 +50,21 @@ def write(directory: Path, given: dict[str, Any]) -> Path:
     return directory
 
 
-def engine_of(directory: Path) -> VectorEngine:
-    """The engine of a checkpoint, as a worker opens it."""
+def engine_of(directory: Path, backend: Backend | None = None) -> VectorEngine:
+    """The engine of a checkpoint, as a worker opens it; an encoder on `backend` where it is given."""
+    from zmqengine.engine.open import find_encoder_backend, open_mlx_engine
+
     recipe = read_recipe(directory)
     if recipe.family:
         return open_encoder(
             directory,
             recipe,
+            backend=backend or find_encoder_backend(),
             name="e",
             options=EngineOptions(rows_max=8),
             limit_memory=lambda most, _: most,
             report=lambda *_: None,
         ).engine
-    from zmqengine.engine.open import open_mlx_engine
-
     opened = open_mlx_engine(str(directory), EngineOptions(warm_up_s=0, speculate="off"), name="d")
     read_texts(opened.engine, opened.model.model, recipe)
     return opened.engine

@@ -13,8 +13,7 @@ import pytest
 
 from tests.embedding.checkpoints import case, engine_of, run, write
 from zmqengine.checkpoint.recipe import read_recipe
-from zmqengine.engine.embedding import attention, packing
-from zmqengine.engine.embedding.encoders import activations
+from zmqengine.engine.embedding import cpu, packing
 from zmqengine.engine.embedding.engine import SHARED_STEP_S, EmbeddingEngine
 from zmqengine.engine.embedding.packing import Packed
 from zmqengine.engine.interface import ModelInfo, StepResult, TextsRequest
@@ -467,7 +466,7 @@ def test_the_own_softmax_is_that_of_mlx(
     monkeypatch: pytest.MonkeyPatch, window: int | None, key_heads: int
 ) -> None:
     """Padded texts of three lengths, above the number of scores from which the own softmax is used."""
-    packed = Packed([[1] * length for length in (90, 7, 64)])
+    packed = Packed([[1] * length for length in (90, 7, 64)], (), cpu.attention)
     queries, keys, values = (
         mx.random.normal((161, heads * 8), key=mx.random.key(heads + index)) * 4
         for index, heads in enumerate((4, key_heads, key_heads))
@@ -478,14 +477,14 @@ def test_the_own_softmax_is_that_of_mlx(
         *packed.heads(values, [key_heads]),
     )
     made = packed.attend(*heads, scale=1.0, window=window)
-    assert attention.SCORES_MIN < 3 * 4 * 90 * 90
-    monkeypatch.setattr(attention, "SCORES_MIN", 1 << 40)
+    assert cpu.SCORES_MIN < 3 * 4 * 90 * 90
+    monkeypatch.setattr(cpu, "SCORES_MIN", 1 << 40)
     np.testing.assert_allclose(made, packed.attend(*heads, scale=1.0, window=window), atol=1e-5)
 
 
 def test_distances_count_in_half_precision_and_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """As checkpoints for a GPU have it; a long text has its queries cut, so that its distances fit in memory."""
-    packed = Packed([[1] * 20, [1] * 9])
+    packed = Packed([[1] * 20, [1] * 9], (), cpu.attention)
     queries = mx.random.normal((29, 32), key=mx.random.key(1))
     made = []
     for dtype, scores_bytes_max in ((mx.float32, 1 << 28), (mx.bfloat16, 1 << 28), (mx.float32, 5 * 4 * 160)):
@@ -509,6 +508,6 @@ def test_activations_are_as_exact_as_those_of_mlx(name: str) -> None:
     }[name]
     errors = [
         np.abs(np.array(of(name)(given), np.float64) - x * (1 + inner) / 2).max()
-        for of in (activations.activation, arrays.activation)
+        for of in (cpu.activation, arrays.activation)
     ]
     assert errors[0] <= max(3 * errors[1], 4e-6)

@@ -16,6 +16,7 @@ import pytest
 
 from tests.embedding import make_vectors
 from tests.embedding.checkpoints import NAMES, case, engine_of, run, write
+from zmqengine.engine.embedding.backend import Backend
 from zmqengine.engine.interface import RowRequest, TextsRequest, VectorEngine
 
 COSINE_MIN = 1 - 1e-6
@@ -25,9 +26,9 @@ ORACLE = os.environ.get("ZMQENGINE_TRANSFORMERS", sys.executable)
 has_oracle = sys.executable != ORACLE or importlib.util.find_spec("torch") is not None
 
 
-def check(directory: Path, given: dict[str, Any]) -> None:
+def check(directory: Path, given: dict[str, Any], backend: Backend | None = None) -> None:
     """All texts in one row, and each in a row of its own."""
-    engine = engine_of(write(directory, given))
+    engine = engine_of(write(directory, given), backend)
     texts, second, expected = given["texts"], given["second"], np.array(given["vectors"], np.float32)
     output: Any = "score" if given["pooling"] is None else "embedding"
     together, failures = run(engine, [TextsRequest(0, texts, second, output)])

@@ -28,7 +28,6 @@ from zmqengine.engine.cuda import (
     packed_attention,
     plain_products,
     quantised_products,
-    text_kernels,
 )
 from zmqengine.engine.models.decoder_weights import Linear
 from zmqengine.engine.models.ops import dequantised
@@ -200,7 +199,7 @@ def forget() -> None:
     """Forget the kernels that were made: real ones are not for a CPU, and these are for no other test."""
     modules = (
         attention, between_products, draw_kernel, experts, kv_kernels, packed_attention, plain_products,
-        quantised_products, text_kernels,
+        quantised_products,
     )  # fmt: skip
     for module in modules:
         for function in vars(module).values():
@@ -452,95 +451,6 @@ def dequantise(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
     return [mx.dequantize(weight, scales, biases, group_size=facts["GROUP"], bits=facts["BITS"])]
 
 
-def embed_texts(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
-    """text_embed.cu; unwritten entries of the copies are no spans"""
-    tokens, texts, words, positions, types, weight, bias = inputs
-    found = words[tokens[0]]
-    if facts["POSITIONS"]:
-        found = found + positions[tokens[1] + facts["FIRST"]]
-    if facts["TYPES"]:
-        is_pair = len(tokens) > 4 and len(types) > 1
-        found = found + (types[tokens[2]] if is_pair else types[0])
-    normed = mx.fast.layer_norm(found, weight, bias if facts["BIASED"] else None, number(facts["EPS"]))
-    copied = mx.concatenate([tokens[-2:].flatten(), tokens[1], texts.flatten(), mx.zeros((1,), mx.int32)])
-    return [normed, mx.pad(copied, (0, shapes[1][0] - copied.size), constant_values=-1)]
-
-
-def attend_texts(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
-    """text_attention.cu"""
-    queries, keys, values, spans, slopes, scale = inputs
-    columns = mx.arange(queries.shape[0])
-    begins, ends = mx.split(spans, 2)
-    distances = mx.abs(columns[:, None] - columns)
-    mask = (columns >= begins[:, None]) & (columns < ends[:, None]) & (distances <= facts["WINDOW"])
-    terms = -slopes[:, None, None] * distances if facts["SLOPED"] else mx.array(0.0)
-    factor: Any = scale.item()
-    heads = [array.transpose(2, 1, 0, 3) for array in (queries, keys, values)]
-    found = mx.fast.scaled_dot_product_attention(
-        *heads, scale=factor, mask=mx.where(mask, terms, -mx.inf).reshape(1, -1, *mask.shape)
-    )
-    return [found.transpose(0, 2, 1, 3)]
-
-
-def multiply_texts(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
-    """text_product.cu"""
-    rows, weights, bias, added, stats, norm_weight, norm_bias = inputs
-    assert facts["K"] == rows.shape[1]
-    if facts["NORMED"]:
-        before = added if facts["ADDED"] else rows
-        assert stats.shape == (len(before), before.shape[1] // 8, 2)
-        made = mx.fast.layer_norm(before, norm_weight, norm_bias, number(facts["EPS"]))
-        rows, added = (rows, made) if facts["ADDED"] else (made, added)
-    found = rows @ weights
-    if facts["BIAS"]:
-        found = found + bias
-    if facts["GELU"]:
-        found = found * (1 + mx.erf(found / 2**0.5)) / 2
-    return [added + found if facts["ADDED"] else found]
-
-
-def multiply_texts_and_tell(inputs: Arrays, facts: Facts, shapes: Any) -> list[mx.array]:
-    """text_product.cu with statistics"""
-    (found,) = multiply_texts(inputs, facts, shapes)
-    groups = found.reshape(len(found), -1, 8)
-    average = groups.mean(axis=-1, keepdims=True)
-    return [
-        found,
-        mx.concatenate([average, mx.square(groups - average).sum(axis=-1, keepdims=True)], axis=-1),
-    ]
-
-
-def run_layers(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
-    """text_layers.cu, which leaves no statistics in its scratch here"""
-    states, spans, arrivals, *arrays = inputs
-    assert arrivals.shape == (1,)
-    dim, eps = facts["D"], number(facts["EPS"])
-    nothing, scale = mx.array([0.0]), mx.array([number(facts["SCALE"])])
-    for layer in zip(*arrays, strict=True):
-        qkv, qkv_bias, out, middle, middle_bias, up, up_bias, down, norm, norm_bias = layer
-        parts = mx.split((states @ qkv.T + qkv_bias).reshape(len(states), -1, 1, dim), 3, axis=1)
-        given = [*parts, spans, nothing, scale]
-        (attended,) = attend_texts(given, {"WINDOW": len(states), "SLOPED": False}, None)
-        between = mx.fast.layer_norm(
-            states + attended.reshape(states.shape) @ out.T, middle, middle_bias, eps
-        )
-        wide = between @ up.T + up_bias
-        sums = between + (wide * (1 + mx.erf(wide / 2**0.5)) / 2) @ down.T
-        states = mx.fast.layer_norm(sums, norm, norm_bias, eps)
-    return [sums, mx.zeros(shapes[1])]
-
-
-def pool_texts(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
-    """text_pool.cu"""
-    states, texts = inputs
-    begins, ends = texts.reshape(2, -1, 1)
-    columns = mx.arange(states.shape[0])
-    inside = ((columns >= begins) & (columns < ends))[:, :, None]
-    if facts["LARGEST"]:
-        return [mx.where(ends > begins, mx.where(inside, states, -mx.inf).max(axis=1), 0)]
-    return [mx.where(inside, states, 0).sum(axis=1) / mx.maximum(ends - begins, 1)]
-
-
 def number(bits: int) -> float:
     """A constant of a kernel, which is given as its bits."""
     found: float = struct.unpack("<f", struct.pack("<i", bits))[0]
@@ -561,12 +471,6 @@ KERNELS: dict[str, Callable[[Arrays, Facts, Sequence[tuple[int, ...]]], list[mx.
     "window_attention_part": attend_in_parts,
     "packed_attention": attend_packed,
     "packed_attention_part": attend_packed_in_parts,
-    "text_embed": embed_texts,
-    "text_attention": attend_texts,
-    "text_layers": run_layers,
-    "text_pool": pool_texts,
-    "text_product": multiply_texts,
-    "text_product_told": multiply_texts_and_tell,
     "plain_product": multiply,
     "experts_route": route,
     "experts_product": multiply_experts,

@@ -20,6 +20,7 @@ import mlx.core as mx  # noqa: E402
 
 from zmqengine.engine.autotune.draws import choose_draw  # noqa: E402
 from zmqengine.engine.autotune.saved_choices import SavedChoices  # noqa: E402
+from zmqengine.engine.embedding import backend as encoder_backends  # noqa: E402
 from zmqengine.engine.host.backend import on_cuda, on_gpu  # noqa: E402
 from zmqengine.engine.host.device import Device  # noqa: E402
 from zmqengine.engine.host.device_memory import limit_mlx, recommended_bytes  # noqa: E402
@@ -184,6 +185,13 @@ def find_device() -> Device:
         return Device(is_gpu=True, keeps_buffers=True)
     is_metal = on_gpu()
     return Device(is_gpu=is_metal, rests=is_metal, drafts_by_default=not is_metal)
+
+
+def find_encoder_backend() -> encoder_backends.Backend:
+    """Operations and bounds of encoders for MLX's default device."""
+    if on_cuda():
+        return encoder_backends.CUDA
+    return encoder_backends.METAL if on_gpu() else encoder_backends.CPU
 
 
 def find_ops() -> tuple[Ops, Ops]:

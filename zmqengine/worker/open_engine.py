@@ -165,7 +165,7 @@ def _open_mlx(config: WorkerConfig, report: Report, wake: Callable[[], None], *,
         # Before the engine sets it: MLX reads the variable once, at its first product.
         os.environ.setdefault(TF32_VARIABLE, "1")
     # Imported here: the fake engine must run without MLX.
-    from zmqengine.engine.open import open_mlx_engine  # isort: skip - it chooses what MLX binds to
+    from zmqengine.engine.open import find_encoder_backend, open_mlx_engine  # isort: skip - it chooses what MLX binds to
     from zmqengine.checkpoint.recipe import read_recipe
     from zmqengine.engine.embedding.opening import open_encoder, read_texts
     from zmqengine.engine.load.loader import find_directory
@@ -202,6 +202,7 @@ def _open_mlx(config: WorkerConfig, report: Report, wake: Callable[[], None], *,
         encoder = open_encoder(
             directory,
             recipe,
+            backend=find_encoder_backend(),
             name=named or directory.name,
             options=config,
             limit_memory=limit_memory,

@@ -30,7 +30,6 @@ from zmqengine.engine.cuda import (
     packed_attention,
     plain_products,
     quantised_products,
-    text_kernels,
 )
 from zmqengine.engine.cuda.kernel import Kernel
 from zmqengine.engine.cuda.kernel_cache import KernelCache, module_name
@@ -38,7 +37,6 @@ from zmqengine.engine.cuda.nvrtc import Compiled, Nvrtc, NvrtcError
 from zmqengine.engine.host.backend import on_cuda
 from zmqengine.engine.kv.kernels import Move
 from zmqengine.engine.models.decoder_weights import Experts, HeadShape, Linear, QueryKeyNorms, RotaryEmbedding
-from zmqengine.engine.models.text_ops import NormOfSums, Tables
 
 BFLOAT16 = mx.bfloat16
 
@@ -179,16 +177,6 @@ def build_every_kernel() -> None:
     draw_kernel.choose(zeros(1, 1000), plan, 0)
     kv_kernels.move_rows([(keys, keys)], [(keys, keys)], [Move(1, 0, 0, 0, 2)])
     kv_kernels.CudaKernels().repack((keys, keys), mx.zeros((2, 64), mx.int32), 2)
-    states, tokens = mx.zeros((9, 128)), mx.zeros((4, 9), mx.int32)
-    split = states.reshape(9, 2, 1, 64)
-    text_kernels.attend(split, split, split, tokens[0], scale=1.0, window=9, slopes=mx.zeros((2,)))
-    text_kernels.pool(states, tokens[0], largest=True)
-    tables = Tables(states, states, 2, states, states[0], states[0], 1e-12)
-    text_kernels.embed(tokens, tokens[:2], tables)
-    norm = NormOfSums(mx.zeros((9, 16, 2)), states[0], states[0], 1e-12)
-    weights = mx.zeros((128, 128)).T
-    text_kernels.multiply(states, weights, states[0], gelu=True, norm=norm)
-    text_kernels.sum_up(states, weights, states[0], states, norm)
 
 
 def test_draws_of_more_tokens_are_compiled_before_there_are_so_many(

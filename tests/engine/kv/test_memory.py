@@ -6,7 +6,6 @@ import ctypes
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 import pytest
 from mlx_lm.models.cache import KVCache, make_prompt_cache, trim_prompt_cache
 
@@ -99,13 +98,12 @@ def test_freed_buffers_are_kept_within_a_bound_that_fits_the_model() -> None:
 
 
 class Driver:
-    """The calls of libcuda about memory, of which three are made for a purpose; the one at `failing` fails."""
+    """The three calls of libcuda that keep memory mapped; the one at `failing` fails."""
 
     def __init__(self, failing: int) -> None:
         self._results = [0, 0, 0]
         self._results[failing:] = [3] if failing < 3 else []
         self.attributes: list[tuple[Any, int, int]] = []
-        self.advice: list[tuple[int, int, int, int]] = []
 
     def cuDeviceGet(self, device: Any, number: int) -> int:  # noqa: N802
         device._obj.value = 7 + number
@@ -118,25 +116,6 @@ class Driver:
     def cuMemPoolSetAttribute(self, pool: Any, attribute: int, value: Any) -> int:  # noqa: N802
         self.attributes.append((pool.value, attribute, value._obj.value))
         return self._results[2]
-
-    def cuMemAdvise(self, place: Any, size: Any, advice: int, device: Any) -> int:  # noqa: N802
-        self.advice.append((place.value, size.value, advice, getattr(device, "value", device)))
-        return self._results[len(self.advice)]
-
-
-@pytest.mark.parametrize("failing", [0, 1, 2, 3])
-def test_cuda_reads_memory_where_the_host_has_it(monkeypatch, caplog, failing):
-    """By the driver's numbers for a preferred location, the host, and for who reads; a refusal costs speed alone."""
-    from zmqengine.engine.host import device_memory
-
-    driver, memory = Driver(failing), np.zeros(100, np.int32)
-    monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(ctypes, "CDLL", {"libcuda.so.1": driver}.__getitem__)
-    with caplog.at_level("INFO", "zmqengine.engine"):
-        device_memory.share_in_place(memory)
-    place = memory.ctypes.data
-    assert driver.advice == [(place, 400, 3, -1), (place, 400, 5, 7)][:failing]
-    assert ("by page faults" in caplog.text) == (failing < 3)
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2, 3])

@@ -30,7 +30,6 @@ from tools.pico.training import Report, plan_options, write_record
 from zmqengine.engine.embedding.encoders.bert import Bert
 from zmqengine.engine.embedding.packing import Packed
 from zmqengine.engine.embedding.pooling import pool
-from zmqengine.engine.embedding.product import States
 from zmqengine.engine.host.host_heap import keep_freed_arrays
 from zmqengine.engine.texts.pooling import unit
 
@@ -66,7 +65,7 @@ def batches(plan: Plan) -> Iterator[list[Pair]]:
 
 def vectors_of(model: Bert, packed: Packed) -> mx.array:
     """Vectors of length 1, as the engine computes them."""
-    states: States = model.start(packed)
+    states = model.start(packed)
     for layer in model.layers:
         states = layer(states, packed)
     return unit(pool(model.finish(states), packed, "mean"))

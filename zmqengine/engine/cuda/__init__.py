@@ -22,9 +22,6 @@ few_rows.cu              a product whose text begins with the rows (few_rows_all
                          few_rows_begin.cu, and has the weights (few_rows_plain.cu, few_rows_packed.cu) before it
 between_products.py      norms and rotations between them: residual_norm.cu, rotary_heads*.cu after rotary_rows.cu, or
                          after rotary_packed.cu for packed_attention.py
-text_kernels.py          of texts, in float32: text_embed.cu, text_attention.cu, text_pool.cu, text_deliver.cu,
-                         text_product.cu with factors in TF32, and text_layers.cu, which computes the tiles of both
-                         (text_attention_tile.cuh, text_product_tile.cuh) for all layers
 tensor_cores.cuh         instructions that every device with bfloat16 tensor cores has: products, copies, conversions;
                          those of copies in groups are in copies_ahead.cuh
 """

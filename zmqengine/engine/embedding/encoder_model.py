@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
-from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import quantize
-from mlx.utils import tree_flatten, tree_unflatten
+from mlx.utils import tree_flatten
 
-from zmqengine.checkpoint.encoder_batch import TOKENS_MAX_CPU, TOKENS_MAX_GPU, batch_bytes
+from zmqengine.checkpoint.encoder_batch import batch_bytes
 from zmqengine.checkpoint.recipe import Recipe
+from zmqengine.engine.embedding.backend import Backend, ReplayBounds
 from zmqengine.engine.embedding.dense import Dense
 from zmqengine.engine.embedding.encoders import bert, gemma3, modernbert, nomic
 from zmqengine.engine.embedding.encoders.parts import Encoder, Scorer
 from zmqengine.engine.embedding.packing import Packed
 from zmqengine.engine.embedding.pooling import pool
-from zmqengine.engine.embedding.product import Product
-from zmqengine.engine.embedding.ragged import Ragged
-from zmqengine.engine.embedding.replay import RaggedJob, RaggedReplays, ReplayJob, Replays
+from zmqengine.engine.embedding.replay import ReplayJob, Replays
 from zmqengine.engine.embedding.text_batch import TextBatch
-from zmqengine.engine.host.backend import on_cuda, on_gpu
 from zmqengine.engine.host.environment import allows_tf32
 from zmqengine.engine.models.arrays import Weights, read_arrays
-from zmqengine.engine.models.text_ops import TextKernels
 from zmqengine.engine.texts.pooling import unit
 from zmqengine.errors import ModelLoadError
 
@@ -38,40 +35,42 @@ _FAMILIES: dict[str, tuple[Any, Callable[..., Any]]] = {
     "nomic": (nomic, nomic.NomicBert),
 }
 
-FREE_PRODUCTS_CUDA, FREE_PRODUCTS_METAL = 4_000_000_000, 300_000_000
-"""Products of numbers in a layer, of tokens with weights in float32, that take about the 0.13 ms in which the host
-launches a layer's 20 operations: on an H100 (67 TFLOP/s), and on a small GPU of Apple (5 TFLOP/s, not tried)."""
-_HALF_SPEED = 8
-"""Factor of that on CUDA for weights of fewer bits: tensor cores make 990 TFLOP/s at best, and seldom more than half of
-it."""
-
-DIFFERENCE_MAX = 0.05
-"""Relative difference of vectors, above which replays are not used. Rounding in bfloat16 stays below it; a mask or a
-position that is out of place does not."""
+ROUNDINGS_MAX = 2
+"""The largest relative difference of a vector by which replays are used, in roundings of a state, for the root of the
+number of layers: roundings of layers are independent. Vectors of half precision differed from those of float32 by up to
+1.25, those of float32 from each other by up to 0.6; one token of 17 too many turned them by 2.3 to 10 in bfloat16, with
+24 to 2 layers (random weights of four families, 2 to 24 layers)."""
+_ROUNDINGS: dict[mx.Dtype, float] = {mx.bfloat16: 2.0**-8, mx.float16: 2.0**-11, mx.float32: 2.0**-21}
+"""Roundings of a state. Sums of hundreds of products in float32 are eight times less exact than a number of it."""
+_ROUNDING_TF32 = 2.0**-11
+"""Rounding of the factors of a product of float32 in TF32."""
 _COMPARED_LENGTHS = (3, 17, 40)
 
 log = logging.getLogger("zmqengine.engine")
 
 
 class TextEncoder:
-    """A `VectorModel` on an encoder of our own."""
+    """A `VectorModel` on an encoder of our own. `context_tokens`: the most tokens that it has positions for."""
 
     def __init__(
-        self, encoder: Encoder, recipe: Recipe, dense: Sequence[Dense], context_tokens: int, *, on_gpu: bool
+        self,
+        encoder: Encoder,
+        recipe: Recipe,
+        dense: Sequence[Dense],
+        context_tokens: int,
+        backend: Backend,
     ) -> None:
         self._encoder = encoder
         self._recipe = recipe
         self._dense = dense
-        self.tokens_max = TOKENS_MAX_GPU if on_gpu else TOKENS_MAX_CPU
+        self._attention = backend.attention
+        self.tokens_max = backend.tokens_max
         config = recipe.config
         self.width = recipe.labels or (dense[-1].width if dense else int(config["hidden_size"]))
-        self._context_tokens = context_tokens
-        self._replays: RaggedReplays | Replays | None = None
-        if on_gpu:
-            self._replays = next(filter(self._agrees, self._every_replays()), None)
-            # The kernels for products have no other precision.
-            if isinstance(self._replays, RaggedReplays) and allows_tf32():
-                self._replays.tune()
+        self._replays: Replays | None = None
+        if backend.replays is not None:
+            replays = self._open_replays(backend.replays, context_tokens)
+            self._replays = replays if self._agrees(replays, context_tokens) else None
 
     @property
     def workspace_bytes(self) -> int:
@@ -82,79 +81,56 @@ class TextEncoder:
         # Replays have several shapes for lengths that differ; attention of a packed batch pads to the longest text.
         return tokens_max if self._replays is None else self.tokens_max
 
-    def begin(
-        self, texts: Sequence[Sequence[int]], second: Sequence[int]
-    ) -> TextEncoderJob | ReplayJob | RaggedJob:
+    def begin(self, texts: Sequence[Sequence[int]], second: Sequence[int]) -> TextEncoderJob | ReplayJob:
         replay = None if self._replays is None else self._replays.begin(texts, second)
-        return replay or TextEncoderJob(self._encoder, Packed(texts, second), self._vectors)
+        return replay or TextEncoderJob(self._encoder, self._packed(texts, second), self._vectors)
 
-    def _every_replays(self) -> Iterator[RaggedReplays | Replays]:
-        """Replays for this device and this encoder, the fastest first."""
-        heads = int(self._recipe.config["num_attention_heads"])
-        if on_cuda():
-            from zmqengine.engine.cuda import text_kernels
+    def _packed(self, texts: Sequence[Sequence[int]], second: Sequence[int] = ()) -> Packed:
+        return Packed(texts, second, self._attention)
 
-            if self._fits(text_kernels, heads):
-                in_one = self._in_one_kernel(text_kernels)
-                yield RaggedReplays(self._forward, text_kernels, heads=heads, in_one=in_one)
+    def _open_replays(self, bounds: ReplayBounds, context_tokens: int) -> Replays:
         arrays: dict[str, mx.array] = dict(tree_flatten(self._encoder.layers))
         layer_floats = sum(array.size for array in arrays.values()) // len(self._encoder.layers)
         is_full = any(array.dtype == mx.float32 for array in arrays.values())
-        free_products = FREE_PRODUCTS_METAL
-        if on_cuda():
-            free_products = FREE_PRODUCTS_CUDA * (1 if is_full else _HALF_SPEED)
-        free_tokens = free_products // layer_floats
-        yield Replays(
+        free_tokens = bounds.free_products * (1 if is_full else bounds.half_speed) // layer_floats
+        return Replays(
             self._forward,
-            context_tokens=self._context_tokens,
+            context_tokens=context_tokens,
             free_tokens=free_tokens,
-            # On CUDA a shape that is new costs more than padding: MLX makes new graphs and finds no freed buffers.
-            tokens_max=self.tokens_max if on_cuda() else min(self.tokens_max, free_tokens),
-            heads=heads,
+            tokens_max=self.tokens_max if bounds.fills_device else min(self.tokens_max, free_tokens),
+            heads=int(self._recipe.config["num_attention_heads"]),
         )
 
-    def _agrees(self, replays: RaggedReplays | Replays) -> bool:
+    def _agrees(self, replays: Replays, context_tokens: int) -> bool:
         """Whether texts replayed together have the vectors of each alone, without padding."""
         vocabulary = int(self._recipe.config["vocab_size"])
-        lengths = [min(length, self._context_tokens) for length in _COMPARED_LENGTHS]
+        lengths = [min(length, context_tokens) for length in _COMPARED_LENGTHS]
         texts = [[1 + place * 7 % (vocabulary - 1) for place in range(length)] for length in lengths]
-        wanted = np.stack([np.array(self._forward(Packed([text])))[0] for text in texts])
+        alone = np.stack([np.array(self._forward(self._packed([text])))[0] for text in texts])
         try:
             job = replays.begin(texts, [])
-            got = wanted if job is None else job.result()
+            together = alone if job is None else job.result()
         except Exception as error:  # noqa: BLE001 - whatever it raises, it is not to be used
             log.warning("replays of the encoder fail", extra={"reason": str(error)[:200]})
             return False
-        difference = float(np.linalg.norm(got - wanted) / max(1.0, float(np.linalg.norm(wanted))))
-        if not difference <= DIFFERENCE_MAX:
+        sizes = np.maximum(np.linalg.norm(alone, axis=1), 1.0)
+        difference = float((np.linalg.norm(together - alone, axis=1) / sizes).max())
+        if not difference <= self._difference_max():
             log.warning("replays of the encoder differ and are not used", extra={"difference": difference})
             return False
         return True
 
-    def _fits(self, kernels: TextKernels, heads: int) -> bool:
-        """Whether the kernels support this encoder. In half precision MLX has its own."""
-        states, config = self._encoder.start(Packed([[0]])), self._recipe.config
-        width = int(config.get("head_dim") or states.shape[1] // heads)
-        return states.dtype == mx.float32 and kernels.supports(width)
+    def _difference_max(self) -> float:
+        """The largest relative difference of a vector that rounding explains."""
+        dtype = self._encoder.start(self._packed([[0]])).dtype
+        rounding = _ROUNDING_TF32 if dtype == mx.float32 and allows_tf32() else _ROUNDINGS[dtype]
+        return ROUNDINGS_MAX * rounding * math.sqrt(len(self._encoder.layers))
 
     def _forward(self, batch: TextBatch) -> mx.array:
         states = self._encoder.start(batch)
         for layer in self._encoder.layers:
             states = layer(states, batch)
         return self._vectors(self._encoder.finish(states), batch)
-
-    def _in_one_kernel(self, kernels: TextKernels) -> Callable[[Ragged], mx.array] | None:
-        """`_forward` with all layers in one kernel; None for an encoder that the kernel does not support."""
-        encoder = self._encoder
-        stack = encoder.stack() if isinstance(encoder, bert.Bert) else None
-        if stack is None or not kernels.stacks(stack):
-            return None
-
-        def forward(batch: Ragged) -> mx.array:
-            sums = batch.layers(encoder.start(batch), stack)
-            return self._vectors(encoder.layers[-1].norm(sums), batch)
-
-        return forward
 
     def _vectors(self, hidden: mx.array, batch: TextBatch) -> mx.array:
         if self._recipe.is_reranker:
@@ -203,15 +179,16 @@ class TextEncoderJob:
         return np.array(self._states)
 
 
-def load_encoder(directory: Path, recipe: Recipe) -> tuple[Encoder, int, int]:
-    """The encoder of a checkpoint with its arrays, as they are on a GPU and else in float32.
+def load_encoder(directory: Path, recipe: Recipe, backend: Backend) -> tuple[Encoder, int, int]:
+    """The encoder of a checkpoint with its arrays, as the back-end stores them.
 
     Beside it the most tokens that its positions allow, and the bytes of its arrays.
 
     Raises `ModelLoadError` for arrays that are missing or of another shape.
     """
     family, build = _FAMILIES[recipe.family]
-    encoder = build(recipe.config, recipe.labels) if recipe.labels else build(recipe.config)
+    head = {"labels": recipe.labels} if recipe.labels else {}
+    encoder = build(recipe.config, activations=backend.activations, **head)
     found = family.arrays(read_arrays(directory), recipe.labels)
     _quantize_as(found, encoder, recipe.config.get("quantization") or {})
     try:
@@ -220,29 +197,12 @@ def load_encoder(directory: Path, recipe: Recipe) -> tuple[Encoder, int, int]:
         raise ModelLoadError(
             f"the arrays in {directory} are not those of its config.json: {error}"
         ) from error
-    if not on_gpu():
-        encoder.set_dtype(mx.float32)
-    _turn_products(encoder, copy=not on_gpu())
-    if isinstance(encoder, bert.Bert):
-        encoder.fold_biases()
+    backend.store(encoder)
     mx.eval(encoder.parameters())
     encoder.eval()
     arrays: dict[str, mx.array] = dict(tree_flatten(encoder.parameters()))
     parameter_bytes = sum(array.nbytes for array in arrays.values())
     return encoder, family.context_tokens(recipe.config), parameter_bytes
-
-
-def _turn_products(encoder: Any, *, copy: bool) -> None:
-    """Make linear layers products with weights (inputs, outputs), an operation less; with `copy` they lie so in memory.
-
-    OpenBLAS multiplies few tokens up to 1.8 times as fast then, and many a tenth faster.
-    """
-    products = [
-        (name, Product(module, copy=copy))
-        for name, module in encoder.named_modules()
-        if type(module) is Linear
-    ]
-    encoder.update_modules(tree_unflatten(products))
 
 
 def _quantize_as(found: Weights, encoder: Any, quantization: dict[str, Any]) -> None:

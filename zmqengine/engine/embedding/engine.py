@@ -9,7 +9,6 @@ import mlx.core as mx
 import numpy as np
 
 from zmqengine.engine.disk_cache import DiskCache
-from zmqengine.engine.host.backend import on_gpu
 from zmqengine.engine.host.device_memory import limit_mlx
 from zmqengine.engine.interface import (
     EngineMemory,
@@ -73,7 +72,7 @@ class EmbeddingEngine:
 
     A step computes one batch, whose size follows the measured speed as that of prefill chunks does. A text that takes
     longer by itself goes on in the next step: after a layer, or several. `step_s`: target of the time of a step, for
-    which a new row waits; 0 for no limit. On a GPU (`reads_late`) the next step launches its batch before it
+    which a new row waits; 0 for no limit. On a GPU (`is_gpu`) the next step launches its batch before it
     reads these vectors: the device computes while the host publishes, receives and builds.
     """
 
@@ -85,7 +84,7 @@ class EmbeddingEngine:
         rows_max: int = 32,
         step_s: float = 0.2,
         clock: StepClock | None = None,
-        reads_late: bool = False,
+        is_gpu: bool = False,
     ) -> None:
         self._model = model
         self.info = info
@@ -93,13 +92,13 @@ class EmbeddingEngine:
         self.step_tokens_max = 1
         self.disk: DiskCache | None = None
         self.images_bytes_max = self.padding_bytes_max = self.empty_bytes = 0
-        self._clock = StepClock(computes=not on_gpu()) if clock is None else clock
+        self._clock = StepClock(computes=not is_gpu) if clock is None else clock
         self._step_s = step_s
-        self._pace = StepPace(model.tokens_max, model.tokens_max, step_s, gpu=on_gpu())
+        self._pace = StepPace(model.tokens_max, model.tokens_max, step_s, gpu=is_gpu)
         self._texts = TextRows()
         self._job: _Batch | None = None
         self._launched: _Batch | None = None
-        self._reads_late = reads_late
+        self._is_gpu = is_gpu
         self._steps = self._texts_tokens = 0
 
     # --- rows ---
@@ -146,7 +145,7 @@ class EmbeddingEngine:
             tokens = self._job.job.step(tokens_max)
             if self._job.job.is_launched:
                 self._launched, self._job = self._job, None
-        if not self._reads_late:
+        if not self._is_gpu:
             before, self._launched = self._launched, None
         vectors = None if before is None else before.job.result()
         if tokens or vectors is not None:

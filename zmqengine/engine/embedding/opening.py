@@ -13,10 +13,10 @@ from typing import Any
 import mlx.core as mx
 
 from zmqengine.checkpoint.recipe import Recipe
+from zmqengine.engine.embedding.backend import Backend
 from zmqengine.engine.embedding.dense import load_dense
 from zmqengine.engine.embedding.encoder_model import TextEncoder, load_encoder
 from zmqengine.engine.embedding.engine import EmbeddingEngine
-from zmqengine.engine.host.backend import on_gpu
 from zmqengine.engine.host.device_memory import limit_mlx, recommended_bytes
 from zmqengine.engine.host.environment import choose_tf32_of_encoders
 from zmqengine.engine.host.host_heap import keep_freed_arrays
@@ -47,6 +47,7 @@ def open_encoder(
     directory: Path,
     recipe: Recipe,
     *,
+    backend: Backend,
     name: str,
     options: EngineOptions,
     limit_memory: Callable[[int, int], int],
@@ -60,16 +61,16 @@ def open_encoder(
     tokenizer = read_tokenizer(directory, recipe)
     report("reading weights", None)
     try:
-        encoder, context_tokens, parameter_bytes = load_encoder(directory, recipe)
+        encoder, context_tokens, parameter_bytes = load_encoder(directory, recipe, backend)
         dense = [load_dense(path) for path in recipe.dense]
     except (KeyError, TypeError) as error:
         raise ModelLoadError(f"{directory}: config.json lacks {error} for a {recipe.family}") from error
-    if not on_gpu():
+    if not backend.is_gpu:
         keep_freed_arrays()
     limit = limit_memory(recommended, parameter_bytes)
     limit_mlx(limit, parameter_bytes)
     report("comparing vectors", None)
-    model = TextEncoder(encoder, recipe, dense, context_tokens, on_gpu=on_gpu())
+    model = TextEncoder(encoder, recipe, dense, context_tokens, backend)
     info = ModelInfo(
         name=name,
         vocab_size=int(recipe.config["vocab_size"]),
@@ -85,13 +86,13 @@ def open_encoder(
         "family": recipe.family,
         "pooling": "head" if recipe.is_reranker else recipe.pooling or "mean",
         "model_path": str(directory),
-        "device": "gpu" if on_gpu() else "cpu",
+        "device": backend.name,
     }
     if tf32 is not None:
         facts[tf32.name] = f"{tf32.value} (set {tf32.by})"
     return OpenedEncoder(
         EmbeddingEngine(
-            model, info, rows_max=options.rows_max, step_s=options.prefill_s, reads_late=on_gpu()
+            model, info, rows_max=options.rows_max, step_s=options.prefill_s, is_gpu=backend.is_gpu
         ),
         tokenizer,
         limit,

@@ -9,14 +9,19 @@ import mlx.core as mx
 import numpy as np
 
 from zmqengine.checkpoint.encoder_batch import SCORES_BYTES_MAX
-from zmqengine.engine.embedding.attention import attention
-from zmqengine.engine.host.backend import on_gpu
+from zmqengine.engine.embedding.backend import Attention
 
 
 class Packed:
     """A `TextBatch` without padding: `heads` pads to the longest text, and `attend` cuts the padding off."""
 
-    def __init__(self, texts: Sequence[Sequence[int]], second: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        texts: Sequence[Sequence[int]],
+        second: Sequence[int] = (),
+        attention: Attention = mx.fast.scaled_dot_product_attention,
+    ) -> None:
+        self._attention = attention
         lengths = np.array([len(text) for text in texts])
         self.lengths = lengths
         self.starts = np.cumsum(lengths) - lengths
@@ -25,7 +30,6 @@ class Packed:
         positions = np.arange(int(lengths.sum())) - np.repeat(self.starts, lengths)
         self.ids = mx.array(np.fromiter(chain.from_iterable(texts), np.uint32, len(positions)))
         self.positions = mx.array(positions.astype(np.uint32))
-        self.offset = 0
         self.types: mx.array | None = None
         if any(second):
             where = np.array(second)
@@ -53,13 +57,14 @@ class Packed:
         slopes: mx.array | None = None,
     ) -> mx.array:
         texts, heads, longest, width = queries.shape
-        rows = longest
-        if slopes is not None or not on_gpu() or queries.dtype == mx.float32:
-            rows = max(1, min(longest, SCORES_BYTES_MAX // (4 * texts * heads * longest)))
+        rows = max(1, min(longest, SCORES_BYTES_MAX // (4 * texts * heads * longest)))
         parts = []
         for start in range(0, longest, rows):
             mask = self._mask(start, min(longest, start + rows), window, slopes)
-            parts.append(attention(queries[:, :, start : start + rows], keys, values, scale=scale, mask=mask))
+            if mask is not None and mask.dtype != mx.bool_:
+                mask = mask.astype(queries.dtype)
+            part = queries[:, :, start : start + rows]
+            parts.append(self._attention(part, keys, values, scale=scale, mask=mask))
         joined = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
         flat = joined.transpose(0, 2, 1, 3).reshape(texts * longest, heads * width)
         return flat if self.is_even else flat[self._back]

@@ -11,16 +11,11 @@ import mlx.core as mx
 class TextBatch(Protocol):
     """A batch of texts. `ids`, `positions` and `types` have one entry for each token.
 
-    `offset`: the position of the first token in each row of the arrays from `heads`.
-
     Linear layers and norms work on arrays (tokens, width), and only attention tells texts apart.
     """
 
     ids: mx.array
     positions: mx.array
-
-    @property
-    def offset(self) -> mx.array | int: ...
 
     @property
     def types(self) -> mx.array | None:

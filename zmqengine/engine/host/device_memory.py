@@ -8,7 +8,6 @@ import os
 from pathlib import Path
 
 import mlx.core as mx
-import numpy as np
 
 from zmqengine.checkpoint.estimate import PADDING_BYTES_MIN
 from zmqengine.engine.host.cuda_driver import ask_driver
@@ -25,8 +24,6 @@ _SHARE = 0.8
 _CONTROL_GROUP = Path("/sys/fs/cgroup/memory.max")
 # CU_MEMPOOL_ATTR_RELEASE_THRESHOLD of cuda.h.
 _RELEASE_THRESHOLD = 4
-# CU_MEM_ADVISE_SET_PREFERRED_LOCATION, CU_MEM_ADVISE_SET_ACCESSED_BY and CU_DEVICE_CPU of cuda.h.
-_PREFERRED_LOCATION, _ACCESSED_BY, _HOST = 3, 5, -1
 
 
 def padding_allowance(parameter_bytes: int) -> int:
@@ -95,22 +92,6 @@ def _keep_mapped(bytes_: int) -> None:
         return failed or int(driver.cuMemPoolSetAttribute(pool, _RELEASE_THRESHOLD, ctypes.byref(most)))
 
     ask_driver(set_threshold, "CUDA unmaps released memory: steps that copy a batch take longer")
-
-
-def share_in_place(memory: np.ndarray) -> None:
-    """Have CUDA read and write managed memory where the host has it, instead of moving its pages by faults.
-
-    Does nothing on other devices. `memory` is that of an array of MLX, which must live on.
-    """
-    if not mx.cuda.is_available():
-        return
-    place, size = ctypes.c_uint64(memory.ctypes.data), ctypes.c_size_t(memory.nbytes)
-
-    def advise(driver: ctypes.CDLL, device: ctypes.c_int) -> int:
-        failed: int = driver.cuMemAdvise(place, size, _PREFERRED_LOCATION, _HOST)
-        return failed or int(driver.cuMemAdvise(place, size, _ACCESSED_BY, device))
-
-    ask_driver(advise, "CUDA moves memory that the host shares by page faults: batches take longer")
 
 
 class WiredMemory:

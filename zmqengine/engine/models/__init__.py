@@ -6,7 +6,6 @@ transformers_import.py  what mlx-lm needs for tokenizers, without torch
 transformers_names.py   the names that transformers exports, kept on disk
 decoder_weights.py      weights of the family, read from the model that mlx-lm has loaded
 ops.py          operations of a layer, behind one object; MLX's on every device
-text_ops.py     kernels for texts without padding, behind one interface
 cpu_ops.py      those of a CPU; step_ops.py those of its decode steps
 cpu_math.py     exp and activations for CPUs
 decoder.py      the forward pass, of a rectangle of tokens or of the segments of a packed step

@@ -15,20 +15,10 @@ from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm
 
-from zmqengine.engine.embedding.encoders.activations import activation
+from zmqengine.engine.embedding.backend import Activations
 from zmqengine.engine.embedding.encoders.parts import embedded
-from zmqengine.engine.embedding.product import (
-    Product,
-    States,
-    activated,
-    fold_bias,
-    multiplied,
-    normed,
-    plain,
-)
 from zmqengine.engine.embedding.text_batch import TextBatch
-from zmqengine.engine.models.arrays import Weights, joined, renamed, whole
-from zmqengine.engine.models.text_ops import LayerStack
+from zmqengine.engine.models.arrays import Weights, activation, joined, renamed, whole
 from zmqengine.errors import ModelLoadError
 
 _PREFIXES = ("bert.", "roberta.", "model.", "0.auto_model.")
@@ -53,7 +43,7 @@ _GATES = {"geglu": "gelu", "reglu": "relu"}
 class BertLayer(Module):
     """Attention, then a network of two products; each is added, then normalised."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: dict[str, Any], activations: Activations) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         width, inner = whole(config["hidden_size"], "hidden_size"), config["intermediate_size"]
         eps = config.get("layer_norm_eps", 1e-12)
@@ -66,32 +56,29 @@ class BertLayer(Module):
         self.norm = LayerNorm(width, eps=eps)
         self._heads = whole(config["num_attention_heads"], "num_attention_heads")
         self._scale = (width // self._heads) ** -0.5
-        self._activation = activation(_activation_of(config))
+        self._activation = activations(_activation_of(config))
         self._slopes = mx.array(distance_slopes(self._heads)) if has_distances(config) else None
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether no product is quantised, and the norms have the biases of the two before them (`fold_biases`)."""
-        products = [self.qkv, self.out, self.up, self.down]
-        folded = not any("bias" in product for product in (self.out, self.down))
-        return folded and all(isinstance(product, Product) for product in products)
-
-    def __call__(self, states: States, batch: TextBatch) -> States:
-        queries, keys, values = batch.heads(multiplied(self.qkv, states), [self._heads] * 3)
+    def __call__(self, states: mx.array, batch: TextBatch) -> mx.array:
+        queries, keys, values = batch.heads(self.qkv(states), [self._heads] * 3)
         attended = batch.attend(queries, keys, values, scale=self._scale, slopes=self._slopes)
-        states = normed(states, self.out, attended, self.attention_norm)
+        states = self.attention_norm(states + self.out(attended))
+        inner = self.up(states)
         if self._is_gated:
-            gate, inner = mx.split(multiplied(self.up, states), 2, axis=-1)
+            gate, inner = mx.split(inner, 2, axis=-1)
             inner = self._activation(gate) * inner
         else:
-            inner = activated(self.up, states, self._activation)
-        return normed(states, self.down, inner, self.norm)
+            inner = self._activation(inner)
+        normed: mx.array = self.norm(states + self.down(inner))
+        return normed
 
 
 class Bert(Module):
     """An encoder of BERT's kind; `labels` of its head, 0 for none."""
 
-    def __init__(self, config: dict[str, Any], labels: int = 0) -> None:
+    def __init__(
+        self, config: dict[str, Any], labels: int = 0, activations: Activations = activation
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         width = whole(config["hidden_size"], "hidden_size")
         self.word = Embedding(config["vocab_size"], width)
@@ -100,68 +87,25 @@ class Bert(Module):
             self.position = Embedding(config["max_position_embeddings"], width)
         self.token_type = Embedding(config.get("type_vocab_size", 2), width)
         self.norm = LayerNorm(width, eps=config.get("layer_norm_eps", 1e-12))
-        self.layers = [
-            BertLayer(config) for _ in range(whole(config["num_hidden_layers"], "num_hidden_layers"))
-        ]
+        layers = whole(config["num_hidden_layers"], "num_hidden_layers")
+        self.layers = [BertLayer(config, activations) for _ in range(layers)]
         if labels:
             self.dense = Linear(width, width)
             self.classifier = Linear(width, labels)
         self._first_position = first_position(config)
-        self._is_stackable = not has_distances(config) and _activation_of(config) == "gelu"
 
     def start(self, batch: TextBatch) -> mx.array:
         """The sum of what tokens, positions and parts of a pair are embedded as, normalised."""
         position = self.position if self._has_table else None
         return embedded(batch, self.norm, self.word, self.token_type, position, self._first_position)
 
-    def finish(self, states: States) -> mx.array:
-        return plain(states)
-
-    def fold_biases(self) -> None:
-        """Leave the sums with a bias before a norm to the norm before."""
-        norm = self.norm
-        for layer in self.layers:
-            fold_bias(norm, layer.out, layer.qkv)
-            fold_bias(layer.attention_norm, layer.down, layer.up)
-            norm = layer.norm
-
-    def stack(self) -> LayerStack | None:
-        """The arrays of all layers, of which those of each become views; None for layers that are not of this form."""
-        layers = self.layers
-        if not self._is_stackable or not all(layer.is_plain for layer in layers):
-            return None
-        if not all(type(table) is Embedding for table in (self.word, self.position, self.token_type)):
-            return None
-
-        def stacked(name: str, kind: str) -> mx.array:
-            owners = [layer[name] for layer in layers]
-            # The weights of a `Product` are turned.
-            every = mx.stack([owner[kind].T for owner in owners])
-            views = [array.T for array in every]
-            mx.eval(views)
-            for owner, view in zip(owners, views, strict=True):
-                owner[kind] = view
-            return every
-
-        norm = layers[0].norm
-        return LayerStack(
-            heads=layers[0]._heads,
-            eps=norm.eps,
-            qkv_weight=stacked("qkv", "weight"),
-            qkv_bias=stacked("qkv", "bias"),
-            out_weight=stacked("out", "weight"),
-            middle_weight=stacked("attention_norm", "weight"),
-            middle_bias=stacked("attention_norm", "bias"),
-            up_weight=stacked("up", "weight"),
-            up_bias=stacked("up", "bias"),
-            down_weight=stacked("down", "weight"),
-            norm_weight=stacked("norm", "weight"),
-            norm_bias=stacked("norm", "bias"),
-        )
+    def finish(self, states: mx.array) -> mx.array:
+        """The states: the last layer ends with its norm."""
+        return states
 
     def score(self, hidden: mx.array, batch: TextBatch) -> mx.array:
         """From the first token."""
-        made: mx.array = self.classifier(mx.tanh(multiplied(self.dense, batch.first(hidden))))
+        made: mx.array = self.classifier(mx.tanh(self.dense(batch.first(hidden))))
         return made
 
 

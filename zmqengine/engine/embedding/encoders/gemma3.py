@@ -12,10 +12,10 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 
-from zmqengine.engine.embedding.encoders.activations import activation
+from zmqengine.engine.embedding.backend import Activations
 from zmqengine.engine.embedding.encoders.parts import FULL, SLIDING, layer_kind, rotary_base, rotated
 from zmqengine.engine.embedding.text_batch import TextBatch
-from zmqengine.engine.models.arrays import Weights, joined, renamed, whole
+from zmqengine.engine.models.arrays import Weights, activation, joined, renamed, whole
 
 _PREFIXES = ("model.",)
 _RULES = (
@@ -44,7 +44,7 @@ class RootMeanSquareNorm(Module):
 class Gemma3Layer(Module):
     """Attention, then a gated network, each between two norms."""
 
-    def __init__(self, config: dict[str, Any], index: int) -> None:
+    def __init__(self, config: dict[str, Any], index: int, activations: Activations) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         width, inner = whole(config["hidden_size"], "hidden_size"), config["intermediate_size"]
         eps, bias = config.get("rms_norm_eps", 1e-6), config.get("attention_bias", False)
@@ -61,7 +61,7 @@ class Gemma3Layer(Module):
         self.post_attention_layernorm = RootMeanSquareNorm(width, eps)
         self.pre_feedforward_layernorm = RootMeanSquareNorm(width, eps)
         self.post_feedforward_layernorm = RootMeanSquareNorm(width, eps)
-        self._activation = activation(config.get("hidden_activation", "gelu_pytorch_tanh"))
+        self._activation = activations(config.get("hidden_activation", "gelu_pytorch_tanh"))
         self._scale = float(config.get("query_pre_attn_scalar", 256)) ** -0.5
         is_global = not (index + 1) % config.get("sliding_window_pattern", 6)
         kind = layer_kind(config, index, FULL if is_global else SLIDING)
@@ -74,8 +74,8 @@ class Gemma3Layer(Module):
         counts = [self._heads, self._pairs, self._pairs]
         queries, keys, values = batch.heads(self.qkv(self.input_layernorm(states)), counts)
         attended = batch.attend(
-            rotated(self.q_norm(queries), self._base, batch),
-            rotated(self.k_norm(keys), self._base, batch),
+            rotated(self.q_norm(queries), self._base),
+            rotated(self.k_norm(keys), self._base),
             values,
             scale=self._scale,
             window=self._window,
@@ -87,12 +87,12 @@ class Gemma3Layer(Module):
 
 
 class Gemma3(Module):
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: dict[str, Any], activations: Activations = activation) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         width = whole(config["hidden_size"], "hidden_size")
         self.word = Embedding(config["vocab_size"], width)
         layers = whole(config["num_hidden_layers"], "num_hidden_layers")
-        self.layers = [Gemma3Layer(config, index) for index in range(layers)]
+        self.layers = [Gemma3Layer(config, index, activations) for index in range(layers)]
         self.norm = RootMeanSquareNorm(width, config.get("rms_norm_eps", 1e-6))
         self._scale = width**0.5
 

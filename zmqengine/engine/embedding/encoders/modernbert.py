@@ -13,7 +13,7 @@ from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm
 
-from zmqengine.engine.embedding.encoders.activations import activation
+from zmqengine.engine.embedding.backend import Activations
 from zmqengine.engine.embedding.encoders.parts import (
     FULL,
     SLIDING,
@@ -22,9 +22,8 @@ from zmqengine.engine.embedding.encoders.parts import (
     rotary_base,
     rotated,
 )
-from zmqengine.engine.embedding.product import activated, added, multiplied
 from zmqengine.engine.embedding.text_batch import TextBatch
-from zmqengine.engine.models.arrays import Weights, renamed, whole
+from zmqengine.engine.models.arrays import Weights, activation, renamed, whole
 
 _PREFIXES = ("model.", "0.auto_model.")
 _RULES = (
@@ -43,7 +42,7 @@ _RULES = (
 class ModernBertLayer(Module):
     """Attention, of all tokens or of a window, then a gated network."""
 
-    def __init__(self, config: dict[str, Any], index: int) -> None:
+    def __init__(self, config: dict[str, Any], index: int, activations: Activations) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         width, inner = whole(config["hidden_size"], "hidden_size"), config["intermediate_size"]
         eps, norm_bias = config.get("norm_eps", 1e-5), config.get("norm_bias", False)
@@ -58,7 +57,7 @@ class ModernBertLayer(Module):
         self.down = Linear(inner, width, bias=mlp_bias)
         self._heads = whole(config["num_attention_heads"], "num_attention_heads")
         self._width = width // self._heads
-        self._activation = activation(config.get("hidden_activation", "gelu"))
+        self._activation = activations(config.get("hidden_activation", "gelu"))
         is_global = not index % config.get("global_attn_every_n_layers", 3)
         kind = layer_kind(config, index, FULL if is_global else SLIDING)
         # `local_attention` counts both sides, the token itself among neither.
@@ -70,31 +69,34 @@ class ModernBertLayer(Module):
 
     def __call__(self, states: mx.array, batch: TextBatch) -> mx.array:
         normed = states if self._is_first else self.attn_norm(states)
-        queries, keys, values = batch.heads(multiplied(self.Wqkv, normed), [self._heads] * 3)
-        queries, keys = rotated(queries, self._base, batch), rotated(keys, self._base, batch)
+        queries, keys, values = batch.heads(self.Wqkv(normed), [self._heads] * 3)
+        queries, keys = rotated(queries, self._base), rotated(keys, self._base)
         attended = batch.attend(queries, keys, values, scale=self._width**-0.5, window=self._window)
-        states = added(states, self.out, attended)
-        given, gate = mx.split(multiplied(self.Wi, self.mlp_norm(states)), 2, axis=-1)
-        return added(states, self.down, self._activation(given) * gate)
+        states = states + self.out(attended)
+        given, gate = mx.split(self.Wi(self.mlp_norm(states)), 2, axis=-1)
+        states = states + self.down(self._activation(given) * gate)
+        return states
 
 
 class ModernBert(Module):
     """The encoder; `labels` of its head, 0 for none."""
 
-    def __init__(self, config: dict[str, Any], labels: int = 0) -> None:
+    def __init__(
+        self, config: dict[str, Any], labels: int = 0, activations: Activations = activation
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         width = whole(config["hidden_size"], "hidden_size")
         eps, norm_bias = config.get("norm_eps", 1e-5), config.get("norm_bias", False)
         self.word = Embedding(config["vocab_size"], width)
         self.norm = LayerNorm(width, eps=eps, bias=norm_bias)
         layers = whole(config["num_hidden_layers"], "num_hidden_layers")
-        self.layers = [ModernBertLayer(config, index) for index in range(layers)]
+        self.layers = [ModernBertLayer(config, index, activations) for index in range(layers)]
         self.final_norm = LayerNorm(width, eps=eps, bias=norm_bias)
         if labels:
             self.head_dense = Linear(width, width, bias=config.get("classifier_bias", False))
             self.head_norm = LayerNorm(width, eps=eps, bias=norm_bias)
             self.classifier = Linear(width, labels)
-        self._head_activation = activation(config.get("classifier_activation", "gelu"))
+        self._head_activation = activations(config.get("classifier_activation", "gelu"))
         self._scores_mean = config.get("classifier_pooling", "cls") == "mean"
 
     def start(self, batch: TextBatch) -> mx.array:
@@ -109,9 +111,7 @@ class ModernBert(Module):
     def score(self, hidden: mx.array, batch: TextBatch) -> mx.array:
         """From the first token or the mean, as the config says."""
         pooled = batch.mean(hidden).astype(hidden.dtype) if self._scores_mean else batch.first(hidden)
-        made: mx.array = self.classifier(
-            self.head_norm(activated(self.head_dense, pooled, self._head_activation))
-        )
+        made: mx.array = self.classifier(self.head_norm(self._head_activation(self.head_dense(pooled))))
         return made
 
 

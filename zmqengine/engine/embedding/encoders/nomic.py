@@ -14,11 +14,10 @@ from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm
 
-from zmqengine.engine.embedding.encoders.activations import activation
+from zmqengine.engine.embedding.backend import Activations
 from zmqengine.engine.embedding.encoders.parts import embedded, rotary_base, rotated
-from zmqengine.engine.embedding.product import States, multiplied, normed, plain
 from zmqengine.engine.embedding.text_batch import TextBatch
-from zmqengine.engine.models.arrays import Weights, joined, renamed, whole
+from zmqengine.engine.models.arrays import Weights, activation, joined, renamed, whole
 from zmqengine.errors import ModelLoadError
 
 _PREFIXES = ("nomic_bert.", "bert.", "model.")
@@ -44,7 +43,7 @@ _PLAIN: dict[str, object] = {
 class NomicLayer(Module):
     """Attention, then a gated network; each is added, then normalised."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: dict[str, Any], activations: Activations) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         width, inner = whole(config["hidden_size"], "hidden_size"), config["intermediate_size"]
         eps = config.get("layer_norm_eps", 1e-12)
@@ -56,24 +55,25 @@ class NomicLayer(Module):
         self.norm = LayerNorm(width, eps=eps)
         self._heads = whole(config["num_attention_heads"], "num_attention_heads")
         self._width = width // self._heads
-        self._activation = activation(config.get("hidden_act", "silu"))
+        self._activation = activations(config.get("hidden_act", "silu"))
         self._base = rotary_base(config, "", config.get("rope_theta", 1000.0))
 
-    def __call__(self, states: States, batch: TextBatch) -> States:
-        queries, keys, values = batch.heads(multiplied(self.qkv, states), [self._heads] * 3)
+    def __call__(self, states: mx.array, batch: TextBatch) -> mx.array:
+        queries, keys, values = batch.heads(self.qkv(states), [self._heads] * 3)
         attended = batch.attend(
-            rotated(queries, self._base, batch),
-            rotated(keys, self._base, batch),
+            rotated(queries, self._base),
+            rotated(keys, self._base),
             values,
             scale=self._width**-0.5,
         )
-        states = normed(states, self.out, attended, self.attention_norm)
-        gate, up = mx.split(multiplied(self.gate_up, states), 2, axis=-1)
-        return normed(states, self.down, self._activation(gate) * up, self.norm)
+        states = self.attention_norm(states + self.out(attended))
+        gate, up = mx.split(self.gate_up(states), 2, axis=-1)
+        normed: mx.array = self.norm(states + self.down(self._activation(gate) * up))
+        return normed
 
 
 class NomicBert(Module):
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: dict[str, Any], activations: Activations = activation) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         _check_plain(config)
         width = whole(config["hidden_size"], "hidden_size")
@@ -81,14 +81,15 @@ class NomicBert(Module):
         self.token_type = Embedding(config.get("type_vocab_size", 2), width)
         self.norm = LayerNorm(width, eps=config.get("layer_norm_eps", 1e-12))
         layers = whole(config["num_hidden_layers"], "num_hidden_layers")
-        self.layers = [NomicLayer(config) for _ in range(layers)]
+        self.layers = [NomicLayer(config, activations) for _ in range(layers)]
 
     def start(self, batch: TextBatch) -> mx.array:
         """The sum of what tokens and parts of a pair are embedded as, normalised."""
         return embedded(batch, self.norm, self.word, self.token_type)
 
-    def finish(self, states: States) -> mx.array:
-        return plain(states)
+    def finish(self, states: mx.array) -> mx.array:
+        """The states: the last layer ends with its norm."""
+        return states
 
 
 def context_tokens(config: dict[str, Any]) -> int:

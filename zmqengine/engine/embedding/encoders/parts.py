@@ -10,9 +10,7 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.normalization import LayerNorm
 
-from zmqengine.engine.embedding.ragged import Ragged
 from zmqengine.engine.embedding.text_batch import TextBatch
-from zmqengine.engine.models.text_ops import Tables
 from zmqengine.errors import ModelLoadError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -66,11 +64,9 @@ def rotary_base(config: dict[str, Any], kind: str, older: float) -> float:
     return float(named.get("rope_theta", older))
 
 
-def rotated(states: mx.array, base: float, batch: TextBatch) -> mx.array:
+def rotated(states: mx.array, base: float) -> mx.array:
     """Queries or keys (texts, heads, tokens, head width) with the rotary positions of their tokens."""
-    return mx.fast.rope(
-        states, states.shape[-1], traditional=False, base=base, scale=1.0, offset=batch.offset
-    )
+    return mx.fast.rope(states, states.shape[-1], traditional=False, base=base, scale=1.0, offset=0)
 
 
 def embedded(
@@ -85,13 +81,6 @@ def embedded(
 
     `first_position`: the row of the positions for a text's first token.
     """
-    tables = [table for table in (word, token_type, position) if table is not None]
-    if isinstance(batch, Ragged) and all(type(table) is Embedding for table in tables):
-        rows = [None if table is None else table.weight for table in (word, position, token_type)]
-        if all(array is None or array.dtype == mx.float32 for array in [*rows, norm.weight]):
-            return batch.embed(
-                Tables(word.weight, rows[1], first_position, rows[2], norm.weight, norm.get("bias"), norm.eps)
-            )
     states = word(batch.ids)
     if position is not None:
         states = states + position(batch.positions + first_position if first_position else batch.positions)
