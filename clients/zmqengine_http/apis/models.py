@@ -31,7 +31,7 @@ _CODEX_INSTRUCTIONS = (
 async def list_models(service: Service, exchange: Exchange) -> None:
     """GET /v1/models: the models of all workers, and their aliases."""
     if service.launched is not None:
-        await _list_launched(service.launched, exchange)
+        await _list_launched(service, service.launched, exchange)
         return
     if _for_anthropic(exchange):
         await exchange.send_json(anthropic_models(service.pool.models(), _query(exchange)))
@@ -69,12 +69,16 @@ def _for_anthropic(exchange: Exchange) -> bool:
 def _card(name: str, model: Model) -> dict[str, object]:
     return {
         "id": name, "object": "model", "created": _STARTED, "owned_by": "zmqengine",
-        "root": model.card.name, "max_model_len": model.context_tokens,
-        "sampling_defaults": model.sampling_defaults._asdict(),
+        "root": model.card.name, "max_model_len": model.context_tokens, **_facts(model),
     }  # fmt: skip
 
 
-async def _list_launched(launched: LaunchedModels, exchange: Exchange) -> None:
+def _facts(model: Model) -> dict[str, object]:
+    """Facts that only a loaded model tells."""
+    return {"capabilities": capabilities(model), "sampling_defaults": model.sampling_defaults._asdict()}
+
+
+async def _list_launched(service: Service, launched: LaunchedModels, exchange: Exchange) -> None:
     """The models of a launcher, loaded or not, and their aliases."""
     only = exchange.scope.get(ONLY_KEY)
     named = sorted(
@@ -101,7 +105,11 @@ async def _list_launched(launched: LaunchedModels, exchange: Exchange) -> None:
         ]
         await exchange.send_json({"models": models})
     else:
-        listed = [launched_card(entry, name) for name, entry in named]
+        loaded = service.pool.models()
+        listed = [
+            launched_card(entry, name) | (_facts(loaded[entry.name]) if entry.name in loaded else {})
+            for name, entry in named
+        ]
         await exchange.send_json({"object": "list", "data": listed})
 
 
@@ -227,6 +235,18 @@ def _codex_model(
         "context_window": context_tokens,
         "experimental_supported_tools": [],
     }
+
+
+def capabilities(model: Model) -> list[str]:
+    """Abilities of the model, in Ollama's words."""
+    abilities = ["completion"] if model.card.generates else ["embedding"] if model.card.dimensions else []
+    if model.tokenizer.vision is not None:
+        abilities.append("vision")
+    if takes_tools(model):
+        abilities.append("tools")
+    if model.markers.think_end or model.markers.harmony:
+        abilities.append("thinking")
+    return abilities
 
 
 ENDPOINTS = (

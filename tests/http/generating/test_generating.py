@@ -44,6 +44,24 @@ def test_a_stream_is_the_whole_in_pieces(front: Front, path: str, body: dict[str
     assert len({(event["id"], event["created"], event["object"]) for event in streamed.events}) == 1
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(("path", "body"), [(CHAT, chat()), (TEXT, {"prompt": "Once"})])
+def test_the_workers_times_stand_beside_the_usage(
+    front: Front, path: str, body: dict[str, Any], stream: bool
+) -> None:
+    """Where a request asks for them, as llama.cpp's clients do."""
+    body = {**body, "max_tokens": 5, "stream": stream, **usage_if(stream)}
+    reply = post(front, path, {**body, "timings_per_token": True})
+    timings = (reply.events[-1] if stream else reply.json)["timings"]
+    usage = (reply.events[-1] if stream else reply.json)["usage"]
+    assert timings["predicted_n"] == usage["completion_tokens"] == 5
+    assert timings["prompt_n"] + timings["cache_n"] == usage["prompt_tokens"]
+    assert timings["prompt_ms"] > 0
+    assert timings["predicted_ms"] > 0
+    reply = post(front, path, body)
+    assert "timings" not in (reply.events[-1] if stream else reply.json)
+
+
 def test_a_stream_begins_with_the_role(front: Front) -> None:
     """The first delta of a chat says who speaks; no event has usage unless asked for."""
     events = post(front, CHAT, chat(stream=True, max_tokens=2)).events

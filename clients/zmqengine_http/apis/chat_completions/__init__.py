@@ -30,7 +30,13 @@ async def chat_completions(service: Service, exchange: Exchange, request: ChatRe
     def writer(generation: Generation) -> ChatWriter:
         name = request.model or chat.model.card.name
         custom = frozenset(tool.custom.name for tool in request.tools if tool.custom)
-        return ChatWriter(generation, name, include_usage=request.include_usage, custom=custom)
+        return ChatWriter(
+            generation,
+            name,
+            include_usage=request.include_usage,
+            timings=request.timings_per_token,
+            custom=custom,
+        )
 
     await answer_chat(service, exchange, chat, writer, stream=request.stream)
 

@@ -44,10 +44,16 @@ class ChatWriter:
         model: str,
         *,
         include_usage: bool = False,
+        timings: bool = False,
         custom: frozenset[str] = frozenset(),
     ) -> None:
         self._frame = Frame(
-            generation.id, "chat.completion.chunk", "chat.completion", model, include_usage=include_usage
+            generation.id,
+            "chat.completion.chunk",
+            "chat.completion",
+            model,
+            include_usage=include_usage,
+            timings=timings,
         )
         self._model = generation.model
         self._top = generation.options.logprobs or 0

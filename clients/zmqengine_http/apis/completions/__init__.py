@@ -28,7 +28,9 @@ async def answer_completion(service: Service, exchange: Exchange, request: Compl
         raise bad_field(
             "prompt", "the first token of a prompt has no logprob: give two or more, or max_tokens"
         )
-    writer = TextWriter(generation, name, include_usage=request.include_usage, echo=echo)
+    writer = TextWriter(
+        generation, name, include_usage=request.include_usage, timings=request.timings_per_token, echo=echo
+    )
     await answer_generation(service, exchange, generation, writer, stream=request.stream)
 
 

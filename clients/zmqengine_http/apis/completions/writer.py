@@ -37,6 +37,7 @@ class TextWriter:
         model: str,
         *,
         include_usage: bool = False,
+        timings: bool = False,
         echo: Sequence[str] = (),
     ) -> None:
         self._echo = echo
@@ -45,7 +46,12 @@ class TextWriter:
         )
         self._per_prompt = generation.options.n
         self._frame = Frame(
-            generation.id, "text_completion", "text_completion", model, include_usage=include_usage
+            generation.id,
+            "text_completion",
+            "text_completion",
+            model,
+            include_usage=include_usage,
+            timings=timings,
         )
         self._model = generation.model
         self._top = generation.options.logprobs or 0

@@ -7,9 +7,9 @@ import time
 from datetime import datetime, timezone
 
 from zmqengine.protocol.launcher import ModelEntry
+from zmqengine_http.apis.models import capabilities
 from zmqengine_http.apis.ollama.request import OllamaModelRequest
 from zmqengine_http.endpoint import Service
-from zmqengine_http.prompt.template import takes_tools
 from zmqengine_http.serving.exchange import Exchange
 from zmqengine_http.workers.worker import Model
 
@@ -81,18 +81,6 @@ async def show(service: Service, exchange: Exchange, request: OllamaModelRequest
 async def version(service: Service, exchange: Exchange) -> None:
     """GET /api/version."""
     await exchange.send_json({"version": API_VERSION})
-
-
-def capabilities(model: Model) -> list[str]:
-    """Abilities of the model, in Ollama's words."""
-    found = ["completion"] if model.card.generates else ["embedding"] if model.card.dimensions else []
-    if model.tokenizer.vision is not None:
-        found.append("vision")
-    if takes_tools(model):
-        found.append("tools")
-    if model.markers.think_end or model.markers.harmony:
-        found.append("thinking")
-    return found
 
 
 def _card(name: str, model: Model) -> dict[str, object]:

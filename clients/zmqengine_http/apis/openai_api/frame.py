@@ -18,13 +18,16 @@ class Frame:
     """The constant parts of one response's events, and the body of a response that is not streamed.
 
     `kind` is the `object` of an event, `whole_kind` that of a whole response. With `include_usage` every
-    event has a `usage`, null except in the last.
+    event has a `usage`, null except in the last. With `timings` the worker's times stand beside the usage.
     """
 
-    def __init__(self, id_: str, kind: str, whole_kind: str, model: str, *, include_usage: bool) -> None:
+    def __init__(
+        self, id_: str, kind: str, whole_kind: str, model: str, *, include_usage: bool, timings: bool
+    ) -> None:
         self._head = {"id": id_, "object": kind, "created": int(time.time()), "model": model}
         self._whole_kind = whole_kind
         self._include_usage = include_usage
+        self._timings = timings
         head = msgspec.json.encode({**self._head, "system_fingerprint": FINGERPRINT})
         self.before = b"data: " + head[:-1] + b","
         self.after = b',"usage":null}\n\n' if include_usage else b"}\n\n"
@@ -36,13 +39,8 @@ class Frame:
         """The end of the stream, after the usage if `include_usage`."""
         if not self._include_usage:
             return DONE
-        return (
-            self.before
-            + b'"choices":[],"usage":'
-            + msgspec.json.encode(usage_document(usage))
-            + b"}\n\n"
-            + DONE
-        )
+        end = {"choices": [], **self._account(usage)}
+        return self.before + msgspec.json.encode(end)[1:] + b"\n\n" + DONE
 
     def error(self, error: ApiError) -> bytes:
         """The error event, which ends a stream without `[DONE]`."""
@@ -52,10 +50,15 @@ class Frame:
         """The body of a response that is not streamed."""
         return msgspec.json.encode(
             {
-                **self._head, "object": self._whole_kind, "choices": choices,
-                "usage": usage_document(usage), "system_fingerprint": FINGERPRINT,
+                **self._head, "object": self._whole_kind, "choices": choices, **self._account(usage),
+                "system_fingerprint": FINGERPRINT,
             }
         )  # fmt: skip
+
+    def _account(self, usage: Usage) -> dict[str, object]:
+        """The usage of the request, and its times if they are asked for."""
+        timings = {"timings": timings_document(usage)} if self._timings else {}
+        return {"usage": usage_document(usage), **timings}
 
 
 def usage_document(usage: Usage) -> dict[str, object]:
@@ -72,6 +75,17 @@ def usage_document(usage: Usage) -> dict[str, object]:
         "total_tokens": usage.prompt + usage.completion,
         "prompt_tokens_details": {"cached_tokens": usage.cached},
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning, **drafts},
+    }
+
+
+def timings_document(usage: Usage) -> dict[str, object]:
+    """The worker's times, with llama.cpp's names. The first token counts to the prompt's time."""
+    return {
+        "cache_n": usage.cached,
+        "prompt_n": usage.prompt - usage.cached,
+        "prompt_ms": usage.prefill_ms,
+        "predicted_n": usage.completion,
+        "predicted_ms": usage.decode_ms,
     }
 
 

@@ -109,7 +109,10 @@ class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
 
 class GenerationRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of both endpoints: the parameters of `Sampling`, four of them in OpenAI's form, and the
-    options."""
+    options.
+
+    `timings_per_token`, llama.cpp's, adds the worker's times to the usage of the whole request.
+    """
 
     model: str | None = None
     max_tokens: MaxTokens | None = None
@@ -124,6 +127,7 @@ class GenerationRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknow
     n: Annotated[int, Meta(ge=1, le=N_MAX)] = 1
     stream: bool = False
     stream_options: StreamOptions | None = None
+    timings_per_token: bool = False
     priority: Priority = 0
     deadline_ms: DeadlineMs | None = None
     prompt_cache_key: str | None = None

@@ -145,7 +145,6 @@ INTERFACE_FIELDS: tuple[Field, ...] = (
     reported("usage", "the usage is in every response"),
     reported("include_reasoning", "reasoning is a field of its own"),
     reported("reasoning_format", "reasoning is a field of its own"),
-    reported("timings_per_token", "the usage has no times"),
     reported("return_progress", "streams have no progress"),
     reported("chat_id", "for the caller's own records"),
     reported("session_id", "for the caller's own records"),
