@@ -47,7 +47,7 @@ def describing(endpoints: Sequence[Endpoint]) -> tuple[Endpoint, Endpoint]:
 def _document(endpoints: Sequence[Endpoint], keys: bool) -> bytes:
     bodies = [endpoint.body.kind for endpoint in endpoints if endpoint.body]
     references, schemas = msgspec.json.schema_components(
-        bodies, schema_hook=_any, ref_template="#/components/schemas/{name}"
+        bodies, schema_hook=any_json, ref_template="#/components/schemas/{name}"
     )
     schemas["Error"] = _ERROR
     reference_of = dict(zip(bodies, references, strict=True))
@@ -76,7 +76,7 @@ def _path(endpoint: Endpoint) -> str:
     return endpoint.path.replace(":path}", "}")
 
 
-def _any(kind: type) -> dict[str, object]:
+def any_json(kind: type) -> dict[str, object]:
     """The schema of `object`: any JSON."""
     assert kind is object
     return {"description": "Any JSON"}

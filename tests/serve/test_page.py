@@ -1,4 +1,4 @@
-"""The chat page on a launcher: every model is offered with its state, and one is loaded by the first question."""
+"""The chat page on a launcher: every model is offered with its state, and loaded by the first question or a button."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.http.page.browsers import KEYS, Browser, opened, until
+from tests.http.page.steps import ANSWERED, fill, push, texts
 from tests.serve.launching import LauncherProcess, fake, toml
 from tests.serve.test_http import Site
 from tests.support.ports import free_port
@@ -19,15 +20,24 @@ def window() -> Iterator[Browser]:
         yield browser
 
 
-def labels(browser: Browser) -> list[str]:
-    """The models as the picker shows them."""
-    return list(
-        browser.js("return [...document.getElementById('model').options].map((each) => each.textContent)")
+def states(browser: Browser) -> dict[str, str]:
+    """What the list of models says of each."""
+    names = texts(browser, "#model-list strong")
+    return dict(zip(names, texts(browser, "#model-list .words > small:nth-child(2)"), strict=True))
+
+
+def choose(browser: Browser, name: str) -> None:
+    """Choose a model in the list."""
+    browser.click("#model")
+    browser.js(
+        "[...document.querySelectorAll('#model-list .choice')]"
+        ".find((each) => each.querySelector('strong').textContent === arguments[0]).click()",
+        name,
     )
 
 
 @pytest.mark.slow
-def test_the_picker_shows_every_model_and_the_first_question_loads_one(window: Browser) -> None:
+def test_models_are_shown_with_their_state_and_loaded_by_a_question_or_a_button(window: Browser) -> None:
     port = free_port()
     models: dict[str, dict[str, Any]] = {
         "quick": {**fake(1), "aliases": ["gpt-4o"]},
@@ -35,32 +45,42 @@ def test_the_picker_shows_every_model_and_the_first_question_loads_one(window: B
         "broken": {"path": "owner/not-here"},
     }
     with LauncherProcess(toml(models, memory="8G"), "--port", str(port), http=True) as launched:
-        Site(launched, port).wait_up()
+        site = Site(launched, port)
+        site.wait_up()
         window.get(f"http://127.0.0.1:{port}/")
-        until(window, "return document.getElementById('model').options.length === 3", "the models are listed")
-        assert labels(window) == [
-            "broken (cannot be loaded)", "quick (not loaded, needs 1.0 GiB)", "slow (not loaded, needs 2.0 GiB)",
-        ]  # fmt: skip
-        assert window.js("return document.getElementById('model').value") == "quick"
+        until(
+            window, "return document.querySelectorAll('#model-list li').length === 3", "the models are listed"
+        )
+        shown = states(window)
+        assert shown["broken"].startswith("cannot be loaded")
+        assert shown["quick"].startswith("not loaded · 1.0 GiB")
+        assert shown["slow"].startswith("not loaded · 2.0 GiB")
+        assert texts(window, "#model > span:not(.dot)") == ["quick"]
+        assert texts(window, "#summary") == ["quick will be loaded for the first question."]
+        fill(window, max_tokens=5)
         for name in ("quick", "slow"):
-            window.js(
-                "const e = document.getElementById('model'); e.value = arguments[0];"
-                "e.dispatchEvent(new Event('change'))",
-                name,
-            )
-            window.js("document.getElementById('max_tokens').value = 5")
+            choose(window, name)
             window.keys("#text", "Hello" + KEYS["Enter"])
             if name == "slow":
                 until(
                     window,
-                    "return /slow is loading/.test(document.getElementById('summary').textContent)",
+                    "return /slow is loading: /.test(document.getElementById('summary').textContent)"
+                    " && document.getElementById('load-progress').checkVisibility()",
                     "the page tells how far the load is",
                 )
-            until(
-                window,
-                f"return [...document.getElementById('model').options].some((each) => each.textContent === '{name}')",
-                "the model is loaded",
-            )
-            until(window, "return !document.getElementById('send').disabled", "the answer's end")
+            until(window, ANSWERED, "the answer's end")
+            assert texts(window, ".turn .error") == []
+        until(window, "return document.getElementById('notice').hidden", "both are loaded")
         assert window.js("return document.querySelectorAll('.turn.assistant').length") == 2
+        assert texts(window, ".turn .by") == ["quick", "slow"]
+        push(window, "Unload slow")
+        until(
+            window,
+            "return /slow will be loaded/.test(document.getElementById('summary').textContent)",
+            "unloaded",
+        )
+        assert site.states()["slow"] == "unloaded"
+        push(window, "Load it now")
+        until(window, "return document.getElementById('notice').hidden", "it is loaded again")
+        assert site.states()["slow"] == "loaded"
         assert window.complaints() == []

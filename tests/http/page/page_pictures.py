@@ -18,7 +18,7 @@ from zmqengine_http import HttpConfig
 
 QUESTION = "Write a function that lists the primes up to a limit, in Python."
 ANSWER = """<think>A sieve is the usual way; a bytearray keeps it small and fast.</think>
-A sieve keeps one flag per number and crosses out multiples:
+A sieve keeps one flag per number and crosses out multiples, in $O(n \\log \\log n)$ steps:
 
 ```python
 def primes(limit):
@@ -48,9 +48,9 @@ DROP = """
 READY = "const d = document.body.dataset; return d.ready === '1' && (d.loaded || !document.getElementById('talk'))"
 ANSWERED = (
     "return document.querySelectorAll('.turn.assistant').length === 1 "
-    "&& !document.getElementById('send').disabled"
+    "&& document.getElementById('stop').hidden"
 )
-RATED = "return /\\d/.test(document.querySelectorAll('tbody td')[5].textContent)"
+RATED = "return /\\d/.test((document.querySelectorAll('#requests td')[5] || {textContent: ''}).textContent)"
 
 
 @click.command()
@@ -63,10 +63,11 @@ def main(directory: Path) -> None:
     )
     with opened("chromium") as browser:
         with serving(HttpConfig(), lambda *_: client) as front:  # type: ignore[arg-type, return-value]
+            browser.size(1280, 800)
             _talk(browser, front, QUESTION)
             _keep(browser, directory / "page-chat.png")
             browser.scheme("dark")
-            browser.size(500, 900)
+            browser.size(390, 844)
             _keep(browser, directory / "page-chat-narrow-dark.png")
         browser.scheme("light")
         browser.size(1200, 700)
@@ -83,10 +84,14 @@ def main(directory: Path) -> None:
                 )
                 _talk(browser, front, "What do you see?", opens=False)
                 _keep(browser, directory / "page-image.png")
-                running = {"prompt": "Once", "max_tokens": 200, "ignore_eos": True, "stream": True}
+                running = {"prompt": "Once", "max_tokens": 1900, "ignore_eos": True, "stream": True}
                 with send(front, running, "/v1/completions"):
                     browser.get(front.url + "/workers")
-                    until(browser, "return document.querySelectorAll('tbody tr').length === 1", "the request")
+                    until(
+                        browser,
+                        "return document.querySelectorAll('#requests tr').length === 1",
+                        "the request",
+                    )
                     until(browser, RATED, "its speed")
                     _keep(browser, directory / "page-workers.png")
 
