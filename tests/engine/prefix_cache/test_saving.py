@@ -41,7 +41,8 @@ class Memory:
     def __init__(self, path: Path, bounds: DiskBounds = ROOMY) -> None:
         self.store = PrefixCache(None, None, 1 << 30, {})
         self.directory = Directory(path, SALT, bounds)
-        self.tier = DiskTier(self.store, self.directory)
+        self.written = threading.Event()
+        self.tier = DiskTier(self.store, self.directory, self.written.set)
 
     @property
     def blocks(self) -> dict[bytes, StoredBlock]:
@@ -66,8 +67,14 @@ class Memory:
         return self.tier.numbers()[name]
 
     def save_all(self) -> None:
-        while self.tier.has_work or self.number("waiting_bytes"):
-            self.tier.save(1000)
+        while True:
+            self.written.clear()
+            if self.tier.has_work:
+                self.tier.save(1000)
+            elif self.number("waiting_bytes"):
+                assert self.written.wait(WAIT_S)
+            else:
+                return
 
     def close(self) -> Directory:
         """Save everything; the directory as the next worker finds it."""
