@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -70,6 +71,27 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(lambda: shutil.rmtree(directory, ignore_errors=True))
     os.environ["ZMQENGINE_DIR"] = directory
     os.environ["ZMQENGINE_CACHE_DIR"] = os.path.join(directory, "cache")
+
+
+# Modules of the extra `programs` that whole test files need.
+PROGRAMS = {"anthropic", "ollama", "openai"}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
+    """Without the extra `programs`, skip the files that import one of them."""
+    report = yield
+    error = getattr(report.call.excinfo, "value", None) if report.call else None
+    cause = getattr(error, "__cause__", None)
+    if isinstance(cause, ModuleNotFoundError) and cause.name in PROGRAMS:
+        report.outcome = "skipped"
+        report.longrepr = (
+            str(collector.path),
+            1,
+            f"Skipped: {cause.name} is not installed (extra `programs`)",
+        )
+        report.call = None
+    return report
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -9,7 +9,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import promql_parser
 import pytest
 import yaml
 from prometheus_client import CollectorRegistry, generate_latest
@@ -76,11 +75,11 @@ def plain(expression: str) -> str:
 @pytest.mark.parametrize("expression", expressions())
 def test_an_expression_parses_and_names_metrics_that_exist(expression: str) -> None:
     """A panel of a metric that was renamed would be empty for ever."""
-    promql_parser.parse(plain(expression))
     bare = re.sub(r"\"[^\"]*\"|\{[^}]*\}|\[[^\]]*\]", "", plain(expression))
     names = set(re.findall(r"\b(?:zmqengine|vllm)[a-z_:]+", bare))
     assert names
     assert names <= exposed()
+    pytest.importorskip("promql_parser").parse(plain(expression))
 
 
 @pytest.mark.parametrize("expression", expressions())

@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import openai
 import pytest
 
 from tests.http.front import Front, post, serving, wait_until
@@ -295,6 +294,7 @@ def test_no_call_writes_more_than_one_vector_as_text() -> None:
 
 def test_openai_python_reads_both_encodings(front: Front) -> None:
     """Sync and async; base64 is what it asks for by itself."""
+    openai = pytest.importorskip("openai")
     expected = fake_vector(ids_of(front, "abc"), WIDTH)
     with openai.OpenAI(base_url=front.url + "/v1", api_key="none", max_retries=0) as client:
         by_default = client.embeddings.create(model="embedder", input=["abc", "d"])

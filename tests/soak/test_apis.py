@@ -26,7 +26,7 @@ import jsonschema
 import psutil
 import pytest
 
-from tests.http.generating.test_constrained import tool_directory
+from tests.http.tool_directory import tool_directory
 from tests.support.hostile_constraints import HOSTILE, OVER_A_LIMIT_PATTERN, SLOW
 from tests.support.listener import PROMPT, SILENT_MS_MAX, Listener, longest, threads_of
 from tests.support.workers import WorkerProcess, wait_until

@@ -38,6 +38,7 @@ def front() -> Iterator[Front]:
 
 @pytest.fixture
 def langchain(front: Front) -> ChatOpenAI:
+    pytest.importorskip("langchain_openai")
     # It takes seconds, and of the processes of a run only this one needs it.
     from langchain_openai import ChatOpenAI
 
@@ -82,6 +83,7 @@ def test_langchain_calls_a_tool_and_brings_the_result_back(langchain: ChatOpenAI
 @pytest.mark.parametrize("streamed", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_llm_prints_an_answer(front: Front, tmp_path: Path, streamed: bool) -> None:
     """The command-line tool with an extra model, as its manual says."""
+    pytest.importorskip("llm")
     (tmp_path / "extra-openai-models.yaml").write_text(
         f"- model_id: ours\n  model_name: scripted\n  api_base: {front.url}/v1\n  api_key_name: none\n"
     )

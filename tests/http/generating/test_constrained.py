@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import openai
@@ -14,15 +12,10 @@ import pytest
 from pydantic import BaseModel
 
 from tests.http.front import serving
+from tests.http.tool_directory import tool_directory
 from tests.support.workers import WorkerProcess
-from zmqengine.pico import model_path
 from zmqengine_http import HttpConfig
 
-TEMPLATE = (
-    "{% if tools %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<tool_call> </tool_call>\n{% endif %}"
-    "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
-    "{% if enable_thinking %}<think>\n{% endif %}"
-)
 MESSAGES: Any = [{"role": "user", "content": "Tell me about Tom."}]
 WEATHER: Any = {
     "type": "function",
@@ -73,32 +66,6 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
             openai.OpenAI(base_url=front.url + "/v1", api_key="-", max_retries=0, timeout=60) as client,
         ):
             yield client
-
-
-def tool_directory(models: Path) -> Path:
-    """The bundled model, below `models`, with a template that knows tools and marks of reasoning."""
-    directory = Path(shutil.copytree(model_path(), models / "tools"))
-    config = json.loads((directory / "tokenizer_config.json").read_text())
-    (directory / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TEMPLATE}))
-    (directory / "chat_template.jinja").unlink(missing_ok=True)
-    tokenizer = json.loads((directory / "tokenizer.json").read_text())
-    (directory / "tokenizer.json").write_text(json.dumps(with_thinking(tokenizer)))
-    return directory
-
-
-def with_thinking(tokenizer: Any) -> Any:
-    """The marks of reasoning in place of the two words that were learnt last: no special tokens, as in most models."""
-    words, last = (
-        tokenizer["model"]["vocab"],
-        sorted(tokenizer["model"]["vocab"].items(), key=lambda item: item[1]),
-    )
-    for mark, (word, id_) in zip(("<think>", "</think>"), last[-2:], strict=True):
-        del words[word]
-        words[mark] = id_
-        plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
-        tokenizer["added_tokens"].append({"id": id_, "content": mark, **plain})
-    del tokenizer["model"]["merges"][-2:]
-    return tokenizer
 
 
 def test_parse_gives_the_object(client: openai.OpenAI) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.http.front import Front, Reply, post, serving
-from tests.http.generating.test_constrained import MESSAGES, tool_directory
+from tests.http.tool_directory import tool_directory
 from tests.support.hostile_constraints import OVER_A_LIMIT_PATTERN
 from tests.support.workers import WorkerProcess
 from zmqengine_http import HttpConfig
@@ -22,6 +22,7 @@ SCHEMA: Any = {
     "additionalProperties": False,
 }
 NAMED: Any = {"strict": True, "name": "story", "schema": SCHEMA}
+MESSAGES: Any = [{"role": "user", "content": "Tell me about Tom."}]
 FUNCTION: Any = {"name": "tell", "strict": True, "parameters": SCHEMA}
 ASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": (
