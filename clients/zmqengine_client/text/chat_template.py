@@ -23,7 +23,7 @@ from zmqengine.errors import BadRequest
 
 
 class ChatTemplate:
-    """One compiled template, and the names of the `variables` it reads.
+    """One compiled template, the names of the `variables` it reads, and the texts it has `compared` something with.
 
     Raises `BadRequest` when the template cannot be compiled.
     """
@@ -32,7 +32,10 @@ class ChatTemplate:
         environment = _environment()
         try:
             self._template = environment.from_string(source)
-            self.variables = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
+            parsed = environment.parse(source)
+            # First: the search for variables folds lists of texts.
+            self.compared = _compared(parsed)
+            self.variables = frozenset(jinja2.meta.find_undeclared_variables(parsed))
         except jinja2.TemplateError as error:
             raise BadRequest(f"the model's chat template is broken: {error}") from None
         # Copied for every rendering: of Jinja's own chain of maps that is a third of the time.
@@ -71,6 +74,18 @@ class ChatTemplate:
             return _PROBE in self._template.render(messages=messages, bos_token="", eos_token="")
         except _REFUSALS:
             return False
+
+
+# Lists and mappings of texts stand for comparisons: a template may give them a name.
+_COMPARING = (
+    jinja2.nodes.Compare, jinja2.nodes.Test, jinja2.nodes.List, jinja2.nodes.Tuple, jinja2.nodes.Dict,
+)  # fmt: skip
+
+
+def _compared(template: jinja2.nodes.Template) -> frozenset[str]:
+    """The texts in comparisons of a template; its prose is not among them."""
+    found = (text for node in template.find_all(_COMPARING) for text in node.find_all(jinja2.nodes.Const))
+    return frozenset(text.value for text in found if isinstance(text.value, str))
 
 
 _PROBE = "probe"

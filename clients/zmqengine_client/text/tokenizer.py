@@ -167,6 +167,11 @@ class Tokenizer:
         template = self._compiled_template(tools=tools)
         return template.variables if template else frozenset()
 
+    def compared_in_template(self, *, tools: bool) -> frozenset[str]:
+        """The texts that the template for chats with or without tools compares something with, such as roles."""
+        template = self._compiled_template(tools=tools)
+        return template.compared if template else frozenset()
+
     def template_for(self, *, tools: bool) -> str | None:
         """The chat template, or the one that the model has for chats with tools."""
         named = self.facts.get("chat_template_tool_use") if tools else None

@@ -1,27 +1,29 @@
-"""Chats rendered by a model's own template: messages are adapted to the places that the template has for
-them."""
+"""Chats rendered by a model's own template, and its variables for tools and reasoning."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-import re
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from zmqengine_client.errors import BadRequest
 from zmqengine_client.images.prompts import without_marker
-from zmqengine_http.prompt.pictures import Picture, hoist_results, shown
-from zmqengine_http.serving.errors import bad_field
-from zmqengine_http.tool_calls import Markers, ParsedCall
+from zmqengine_http.prompt.history import (
+    CHANGES,
+    OWN_TOOLS,
+    Messages,
+    TemplateFacts,
+    adapt_messages,
+    complete_tools,
+    left_out,
+)
+from zmqengine_http.prompt.pictures import Picture, shown
+from zmqengine_http.serving.errors import ApiError, bad_field
 from zmqengine_http.workers.worker import Model
 
-Messages = list[dict[str, object]]
 RESERVED = frozenset({"self", "messages", "tools", "add_generation_prompt"})
 """Template variables that `chat_template_kwargs` may not set."""
-_ONE_CALL = re.compile(r"tool_calls(?:\[0\]|\s*\|\s*first)")
-_EACH_CALL = re.compile(r"\bin\s+[\w.]*(?:\.|\[['\"])tool_calls\b|\bin\s+tool_calls\b")
-_OWN_TOOLS = re.compile(r"message(?:\.|\[['\"])tools\b")
 _SWITCHES = ("enable_thinking", "thinking")
 
 
@@ -32,8 +34,8 @@ def render_chat(
     variables: Mapping[str, object],
     pictures: Sequence[Picture] = (),
 ) -> Rendered:
-    """The text of a chat and its images. Raises a 400 for tools or variables that the template cannot take,
-    `BadRequest` from it."""
+    """The text of a chat and its images. Raises a 400 for tools, messages or variables that the template cannot
+    take."""
     template = model.tokenizer.template_for(tools=bool(tools))
     if not template:
         instead = "use /v1/completions" if model.card.generates else "it makes embeddings or scores"
@@ -44,11 +46,15 @@ def render_chat(
     known = model.tokenizer.variables_of_template(tools=bool(tools))
     if tools and not takes_tools(model):
         raise bad_field("tools", "this model's chat template takes none", code="unsupported_parameter")
-    adapted = adapt_messages(messages, tools, template, known, model.markers)
-    options = {**tool_variables(tools, known), **variables}
-    if pictures:
-        adapted, options = without_marker((adapted, options), model.tokenizer.image_marker)
-    return _rendered(model, adapted, options, pictures)
+    compared = model.tokenizer.compared_in_template(tools=bool(tools))
+    facts = TemplateFacts(template, known, compared, model.markers)
+    render = functools.partial(_rendered, model, facts, variables, pictures)
+    try:
+        return render(messages, tools)
+    except BadRequest as refusal:
+        if tools and _takes(render, messages, complete_tools(tools)):
+            return render(messages, complete_tools(tools))
+        raise _named_refusal(render, messages, tools, refusal) from None
 
 
 class Rendered(NamedTuple):
@@ -58,46 +64,86 @@ class Rendered(NamedTuple):
     pictures: list[Picture]
 
 
+_Render = Callable[[Sequence[dict[str, object]], Sequence[dict[str, object]]], Rendered]
+
+
 def _rendered(
+    model: Model,
+    facts: TemplateFacts,
+    variables: Mapping[str, object],
+    pictures: Sequence[Picture],
+    messages: Sequence[dict[str, object]],
+    tools: Sequence[dict[str, object]],
+) -> Rendered:
+    """The text of a chat; changes are tried on messages that the template refuses. Raises `BadRequest`."""
+    adapted = adapt_messages(messages, tools, facts)
+    options = {**tool_variables(tools, facts.variables), **variables}
+    if pictures:
+        adapted, options = without_marker((adapted, options), model.tokenizer.image_marker)
+    try:
+        return _applied(model, adapted, options, pictures)
+    except BadRequest as refusal:
+        for change in CHANGES:
+            changed = change(adapted)
+            if changed != adapted:
+                adapted = changed
+                with contextlib.suppress(BadRequest):
+                    return _applied(model, adapted, options, pictures)
+        raise refusal from None
+
+
+def _applied(
     model: Model, messages: Messages, options: Mapping[str, object], pictures: Sequence[Picture]
 ) -> Rendered:
     apply: Callable[..., str] = model.tokenizer.apply_chat_template
+    if not pictures:
+        text = apply(messages, **options)
+        if left_out(messages, text):
+            raise BadRequest("the model's chat template has no place for some of the messages")
+        return Rendered(text, [])
+    parted, found = shown(messages, pictures)
+    text = apply(parted, **options)
+    if text.count(model.tokenizer.image_marker) != len(found):
+        raise BadRequest("the model's chat template has no place for some of the images")
+    return Rendered(text, found)
 
-    def render(messages: Messages) -> Rendered:
-        if not pictures:
-            return Rendered(apply(messages, **options), [])
-        parted, found = shown(messages, pictures)
-        text = apply(parted, **options)
-        if text.count(model.tokenizer.image_marker) != len(found):
-            raise BadRequest("the model's chat template has no place for some of the images")
-        return Rendered(text, found)
 
+def _takes(
+    render: _Render, messages: Sequence[dict[str, object]], tools: Sequence[dict[str, object]]
+) -> bool:
     try:
-        return render(messages)
-    except BadRequest as refusal:
-        # Many templates demand that user and assistant alternate, and many clients send two user messages in
-        # a row. Others take one call at a time, concatenate arguments as strings, or have no system role.
-        # Some have no place for an image in the result of a tool.
-        for change in (
-            hoist_results,
-            merge_adjacent,
-            split_parallel_calls,
-            stringify_arguments,
-            fold_system_into_user,
-        ):
-            changed = change(messages)
-            if changed != messages:
-                messages = changed
-                with contextlib.suppress(BadRequest):
-                    return render(messages)
-        raise refusal from None
+        render(messages, tools)
+    except BadRequest:
+        return False
+    return True
+
+
+def _named_refusal(
+    render: _Render,
+    messages: Sequence[dict[str, object]],
+    tools: Sequence[dict[str, object]],
+    refusal: BadRequest,
+) -> ApiError:
+    """A 400 that names the tools, or the message at which the template refuses the chat."""
+    if tools and _takes(render, messages, ()):
+        return bad_field("tools", refusal.message[:500])
+    taken, refused = 0, len(messages)
+    while refused - taken > 1:
+        middle = (taken + refused) // 2
+        if _takes(render, messages[:middle], tools):
+            taken = middle
+        else:
+            refused = middle
+    role = messages[refused - 1]["role"]
+    number = sum(message["role"] == role for message in messages[:refused])
+    return bad_field("messages", f"at number {number} of role {role}: {refusal.message[:500]}")
 
 
 def takes_tools(model: Model) -> bool:
     """Whether the model's template for chats with tools renders them."""
     template = model.tokenizer.template_for(tools=True) or ""
     variables = model.tokenizer.variables_of_template(tools=True)
-    return "tools" in variables or "xml_tools" in variables or _OWN_TOOLS.search(template) is not None
+    return "tools" in variables or "xml_tools" in variables or OWN_TOOLS.search(template) is not None
 
 
 def tool_variables(tools: Sequence[Mapping[str, object]], variables: frozenset[str]) -> dict[str, object]:
@@ -125,133 +171,3 @@ def thinking_keyword(model: Model) -> str:
     given = model.tokenizer.facts.get("thinking_keyword")
     known = model.tokenizer.template_variables
     return next((word for word in (str(given), *_SWITCHES) if word in known), _SWITCHES[0])
-
-
-def adapt_messages(
-    messages: Sequence[dict[str, object]],
-    tools: Sequence[Mapping[str, object]],
-    template: str,
-    variables: frozenset[str],
-    markers: Markers,
-) -> Messages:
-    """The messages in the form that this template reads.
-
-    - The role `developer` becomes `system` if the template does not know it.
-    - Tools go into the system message if the template reads them there.
-    - Calls are written into the content, in the model's own format, if the template does not render
-      `tool_calls`.
-    - Parallel calls become turns of one call, each followed by its result, if the template renders only the
-      first call.
-    - Reasoning is given under the template's name for it.
-    """
-    adapted = [_known_role(message, template) for message in messages]
-    if tools and "tools" not in variables and _OWN_TOOLS.search(template):
-        adapted = _with_own_tools(adapted, tools)
-    if _ONE_CALL.search(template) and not _EACH_CALL.search(template):
-        adapted = split_parallel_calls(adapted)
-    if "tool_calls" not in template:
-        adapted = [_with_written_calls(message, markers) for message in adapted]
-    if "reasoning_content" not in template:
-        adapted = [_with_named_reasoning(message, template) for message in adapted]
-    return adapted
-
-
-def _known_role(message: dict[str, object], template: str) -> dict[str, object]:
-    if message["role"] == "developer" and "developer" not in template:
-        return {**message, "role": "system"}
-    return message
-
-
-def _with_own_tools(messages: Messages, tools: Sequence[Mapping[str, object]]) -> Messages:
-    written = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
-    first, rest = messages[:1], messages[1:]
-    if not first or first[0]["role"] != "system":
-        first, rest = [{"role": "system", "content": ""}], messages
-    return [{**first[0], "tools": written}, *rest]
-
-
-def _with_written_calls(message: dict[str, object], markers: Markers) -> dict[str, object]:
-    calls = message.get("tool_calls")
-    if not isinstance(calls, list) or markers.calls is None or markers.calls.write is None:
-        return message
-    functions = [call["function"] for call in calls]
-    if not all(isinstance(function["arguments"], dict) for function in functions):
-        return message
-    text = markers.calls.write(
-        [ParsedCall(function["name"], function["arguments"]) for function in functions]
-    )
-    kept = {name: value for name, value in message.items() if name != "tool_calls"}
-    return {**kept, "content": f"{message.get('content') or ''}{text}"}
-
-
-def _with_named_reasoning(message: dict[str, object], template: str) -> dict[str, object]:
-    reasoning = message.get("reasoning_content")
-    if not reasoning:
-        return message
-    named: dict[str, object] = {"reasoning": reasoning}
-    if "tool_plan" in template:
-        named["tool_plan"] = reasoning
-    # gpt-oss takes either reasoning or content beside a call, and raises for both.
-    if not (message.get("tool_calls") and message.get("content")):
-        named["thinking"] = reasoning
-    return {**message, **named}
-
-
-def split_parallel_calls(messages: Sequence[dict[str, object]]) -> Messages:
-    """The messages with one call per assistant turn, each followed by its result."""
-    split: Messages = []
-    waiting: dict[object, dict[str, object]] = {}
-    for message in messages:
-        calls = message.get("tool_calls")
-        if message["role"] == "tool":
-            split += [turn] if (turn := waiting.pop(message.get("tool_call_id"), None)) else []
-        else:
-            split += waiting.values()
-            waiting = {}
-        if isinstance(calls, list) and len(calls) > 1:
-            split.append({**message, "tool_calls": calls[:1]})
-            waiting = {
-                call.get("id"): {"role": message["role"], "content": "", "tool_calls": [call]}
-                for call in calls[1:]
-            }
-        else:
-            split.append(message)
-    return [*split, *waiting.values()]
-
-
-def stringify_arguments(messages: Sequence[dict[str, object]]) -> Messages:
-    """The messages with the arguments of calls as JSON strings, for templates that concatenate them."""
-    return [
-        {**message, "tool_calls": [_with_json(call) for call in calls]}
-        if isinstance(calls := message.get("tool_calls"), list)
-        else message
-        for message in messages
-    ]
-
-
-def _with_json(call: dict[str, dict[str, object]]) -> dict[str, object]:
-    function = call["function"]
-    arguments = function["arguments"]
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return {**call, "function": {**function, "arguments": text}}
-
-
-def merge_adjacent(messages: Sequence[dict[str, object]]) -> Messages:
-    """The messages with adjacent user, or adjacent assistant, messages merged, separated by a blank line."""
-    merged: Messages = []
-    for message in messages:
-        last = merged[-1] if merged else {}
-        plain = message.keys() == {"role", "content"} == last.keys()
-        if plain and message["role"] == last["role"] and message["role"] in ("user", "assistant"):
-            merged[-1] = {**message, "content": f"{last['content']}\n\n{message['content']}"}
-        else:
-            merged.append(message)
-    return merged
-
-
-def fold_system_into_user(messages: Sequence[dict[str, object]]) -> Messages:
-    """The messages with a leading system message prepended to the first user message."""
-    if len(messages) < 2 or messages[0]["role"] != "system" or messages[1]["role"] != "user":
-        return list(messages)
-    system, user, *rest = messages
-    return [{**user, "content": f"{system['content']}\n\n{user['content']}"}, *rest]

@@ -34,7 +34,9 @@ class CallFormat(NamedTuple):
     `parse`, where there is one, parses complete text between the markers that `header` does not match, given the
     schemas; raises `Malformed`. `bare`: an output that begins with `{` is a call without a marker.
 
-    `write` renders calls, markers included, for chat templates that cannot. `name` identifies the format.
+    `write` renders calls, markers included, for chat templates that cannot. `written_id` is the form of the ids that
+    the model writes, of the function's `name` and the call's `index` in the conversation; empty if it writes none.
+    `name` identifies the format.
     """
 
     start: str
@@ -45,6 +47,7 @@ class CallFormat(NamedTuple):
     parse: Callable[[str, Schemas], list[ParsedCall]] | None = None
     bare: bool = False
     write: Callable[[Sequence[ParsedCall]], str] | None = None
+    written_id: str = ""
     name: str = ""
 
 

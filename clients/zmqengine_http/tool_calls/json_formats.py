@@ -121,7 +121,9 @@ JSON_FORMATS: dict[str, CallFormat] = {
     "solar_open": CallFormat(
         "<|tool_calls|>", "<|calls|>", _SOLAR_HEADER, re.compile(r"\s*<\|tool_call:end\|>")
     ),
-    "mistral": CallFormat("[TOOL_CALLS]", "", _MISTRAL_START, _MISTRAL_TAIL, parse=parse_json),
+    "mistral": CallFormat(
+        "[TOOL_CALLS]", "", _MISTRAL_START, _MISTRAL_TAIL, parse=parse_json, written_id="{index:09}"
+    ),
     "llama3_json": _json("<|python_tag|>")._replace(bare=True),
     "llama4_json": CallFormat(
         "<|python_start|>",
@@ -132,7 +134,8 @@ JSON_FORMATS: dict[str, CallFormat] = {
         bare=True,
     ),
     "kimi_k2": CallFormat(
-        "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", _KIMI_HEADER, _KIMI_TAIL
+        "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", _KIMI_HEADER, _KIMI_TAIL,
+        written_id="functions.{name}:{index}",
     ),
     "deepseek_v3": CallFormat(
         f"<{BAR}tool{GAP}calls{GAP}begin{BAR}>",

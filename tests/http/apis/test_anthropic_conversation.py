@@ -147,7 +147,7 @@ def test_what_a_server_ran_is_left_out() -> None:
     ("block", "at"),
     [
         ({"type": "tool_use", "id": "t", "input": {}}, "name"),
-        ({"type": "tool_use", "id": "t", "name": "n", "input": "{}"}, "input"),
+        ({"type": "tool_use", "id": "t", "name": "n", "input": [1]}, "input"),
         ({"type": "text"}, "text"),
     ],
 )

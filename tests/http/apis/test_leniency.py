@@ -141,9 +141,13 @@ def test_two_messages_of_the_user_are_merged_where_the_template_wants_it() -> No
     with Asked(ALTERNATING) as asked:
         assert asked.chat(messages=messages).status == 200
         assert asked.client.prompts == ["user: Hi\n\nthere;assistant: A;user: Hi;"]
-        messages = [{"role": "assistant", "content": "A"}]
+        messages = [USER, *({"role": "assistant", "content": "A", "name": name} for name in "xy"), USER]
         refusal = asked.chat(messages=messages, continue_final_message=False)
         assert "roles must alternate" in refusal.error["message"]
+        assert "number 2 of role assistant" in refusal.error["message"]
+        messages = [{"role": "assistant", "content": "A"}]
+        assert asked.chat(messages=messages, continue_final_message=False).status == 200
+        assert asked.client.prompts[-1] == "user: ;assistant: A;"
     messages = [USER, {"role": "user", "content": "there"}]
     with Asked("{% for m in messages %}{{ m.content }};{% endfor %}") as asked:
         asked.chat(messages=messages)

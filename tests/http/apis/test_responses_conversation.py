@@ -73,7 +73,7 @@ def test_what_one_turn_made_is_one_assistant_message() -> None:
             "role": "assistant",
             "content": "I look.",
             "reasoning_content": "h\u00e9",
-            "tool_calls": [call("1", "look", {"p": 1}), call("2", "mcp__files__read", "{")],
+            "tool_calls": [call("1", "look", {"p": 1}), call("2", "mcp__files__read", {"arguments": "{"})],
         },
         {"role": "tool", "tool_call_id": "1", "content": "x"},
         {"role": "tool", "tool_call_id": "2", "content": "y\nz"},

@@ -1,7 +1,7 @@
 """Chat templates of real models, tried one by one: what each family writes is read back, whatever is in it.
 
-They are other people's, so none is here: `ZMQENGINE_TEST_TEMPLATES` names a directory with files `*.jinja`, and
-CONTRIBUTING.md says where such are. A template may have a neighbour `NAME.json` with the facts of its model's worker.
+`ZMQENGINE_TEST_TEMPLATES` names a directory with further files `*.jinja`, and CONTRIBUTING.md says where such are. A
+template may have a neighbour `NAME.json` with the facts of its model's worker.
 """
 
 from __future__ import annotations
@@ -37,21 +37,15 @@ from zmqengine_http.prompt.template import takes_tools
 from zmqengine_http.serving.errors import ApiError
 from zmqengine_http.workers.worker import Model
 
-DIRECTORY = os.environ.get("ZMQENGINE_TEST_TEMPLATES")
-FILES = sorted(Path(DIRECTORY).rglob("*.jinja")) if DIRECTORY else []
+DIRECTORY = Path(os.environ.get("ZMQENGINE_TEST_TEMPLATES") or Path(__file__).parent / "chat_templates")
+FILES = sorted(DIRECTORY.rglob("*.jinja"))
 LOSSY = {
     "pythonic": "puts strings between quotes as they are",
     "minimax_m3": "leaves out null",
 }
 """Formats of which some template cannot write every value."""
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not DIRECTORY, reason="ZMQENGINE_TEST_TEMPLATES names no directory of chat templates"),
-]
-each = pytest.mark.parametrize(
-    "path", FILES, ids=[str(path.relative_to(DIRECTORY)) for path in FILES] if DIRECTORY else []
-)
+each = pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(DIRECTORY)) for path in FILES])
 
 
 @functools.lru_cache(4)

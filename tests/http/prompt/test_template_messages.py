@@ -131,8 +131,7 @@ def test_a_system_that_a_template_refuses_is_what_the_user_says_first() -> None:
     assert rendered(template, system, user("Hello"), assistant(content="Hi")) == (
         "<user>Be brief.\n\nHello\n<assistant>Hi\n"
     )
-    with pytest.raises(ApiError, match="no system"):
-        rendered(template, system)
+    assert rendered(template, system) == "<user>Be brief.\n"
 
 
 def test_tools_are_where_the_template_looks_for_them() -> None:

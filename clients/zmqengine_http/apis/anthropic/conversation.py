@@ -20,6 +20,7 @@ from zmqengine_http.apis.anthropic.request import (
 from zmqengine_http.apis.unread import newest_question
 from zmqengine_http.generating.chat import Chat
 from zmqengine_http.generating.generation import GenerationOptions
+from zmqengine_http.prompt.history import history_arguments
 from zmqengine_http.prompt.pictures import Pictures
 from zmqengine_http.prompt.template import thinking_keyword
 from zmqengine_http.serving.errors import bad_field
@@ -132,12 +133,12 @@ def _assistant(blocks: Sequence[Block], where: str, texts: BlockTexts) -> dict[s
 def _call(block: Block, where: str) -> dict[str, object]:
     if not block.name:
         raise bad_field(f"{where}.name", "a tool_use block names its tool")
-    if not isinstance(block.input, dict):
+    if not isinstance(block.input, dict | str | None):
         raise bad_field(f"{where}.input", "the input of a tool_use block is an object")
     return {
         "id": block.id or "",
         "type": "function",
-        "function": {"name": block.name, "arguments": block.input},
+        "function": {"name": block.name, "arguments": history_arguments(block.input)},
     }
 
 

@@ -23,6 +23,7 @@ from zmqengine_http.apis.openai_api.generation_request import (
 from zmqengine_http.apis.openai_api.interfaces import translate_chat_fields
 from zmqengine_http.apis.unread import newest_question, refusal, unread_text
 from zmqengine_http.generating.constraints import check_constraints
+from zmqengine_http.prompt.history import history_arguments
 from zmqengine_http.prompt.pictures import Pictures
 from zmqengine_http.serving.body import Body, refused, without_nulls
 from zmqengine_http.serving.errors import bad_field
@@ -46,10 +47,10 @@ Content = str | Parts
 
 
 class CalledFunction(Struct, frozen=True):
-    """Name and JSON arguments of a call; some clients send the arguments as an object instead of a string."""
+    """Name and JSON arguments of a call; some clients send an object instead of a string, or nothing."""
 
     name: str
-    arguments: str | dict[str, object]
+    arguments: str | dict[str, object] | None = None
 
 
 class CalledCustom(Struct, frozen=True):
@@ -260,7 +261,8 @@ def chat_template_tools(tools: Sequence[ToolDefinition]) -> list[dict[str, objec
 
 def _template_tool(tool: ToolDefinition) -> dict[str, object]:
     if tool.custom is None:
-        return {"type": "function", "function": msgspec.to_builtins(tool.function)}
+        # As sent: templates write out every member that is there.
+        return {"type": "function", "function": without_nulls(msgspec.to_builtins(tool.function))}
     function: dict[str, object] = {"name": tool.custom.name}
     description = freeform_description(tool.custom.description, tool.custom.format)
     if description:
@@ -370,14 +372,4 @@ def _called(call: ChatToolCall) -> dict[str, object]:
     if call.custom is not None:
         return {"name": call.custom.name, "arguments": {"input": call.custom.input}}
     assert call.function is not None
-    return {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
-
-
-def _arguments(text: str | dict[str, object]) -> object:
-    if isinstance(text, dict):
-        return text
-    try:
-        value = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        return text
-    return value if isinstance(value, dict) else text
+    return {"name": call.function.name, "arguments": history_arguments(call.function.arguments)}

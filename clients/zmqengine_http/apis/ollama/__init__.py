@@ -47,7 +47,7 @@ async def generate(service: Service, exchange: Exchange, request: OllamaGenerate
     if not (request.raw or request.suffix) and model.tokenizer.template_for(tools=False):
         await _answer_chat(service, exchange, prompt_as_chat(request), as_response)
         return
-    read = COMPLETION_BODY.read_document(completion_fields(request))
+    read = COMPLETION_BODY.read_document(completion_fields(request), ignore_unknown=True)
     exchange.note_ignored(read.ignored, 0)
     exchange.stream_headers = LINES
     generation = await completions.make_generation(service, exchange, read.request)
@@ -58,7 +58,7 @@ async def generate(service: Service, exchange: Exchange, request: OllamaGenerate
 async def _answer_chat(
     service: Service, exchange: Exchange, request: OllamaChatRequest, fields: _Fields
 ) -> None:
-    read = OPENAI_CHAT_BODY.read_document(chat_fields(request))
+    read = OPENAI_CHAT_BODY.read_document(chat_fields(request), ignore_unknown=True)
     exchange.note_ignored(read.ignored, 0)
     exchange.stream_headers = LINES
 

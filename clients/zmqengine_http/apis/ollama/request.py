@@ -1,8 +1,8 @@
 """The bodies of Ollama's endpoints, translated to those of OpenAI's.
 
-Source: https://github.com/ollama/ollama/blob/main/docs/api.md. Like Ollama, unknown fields are ignored; unlike it,
-they are named in a header of the response. `options` are treated as the fields of the same names in OpenAI's
-requests: honoured, refused by name, or named as ignored.
+Source: https://github.com/ollama/ollama/blob/main/docs/api.md. Like Ollama, unknown fields and options are
+ignored; unlike it, they are named in a header of the response. Known `options` are the fields of the same names in
+OpenAI's requests.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from zmqengine_http.serving.errors import bad_field
 
 
 class OllamaFunction(Struct, frozen=True):
-    """Name and arguments of a call."""
+    """Name and arguments of a call; some clients send them as a text."""
 
     name: str
-    arguments: dict[str, object] = field(default_factory=dict)
+    arguments: dict[str, object] | str | None = None
 
 
 class OllamaCall(Struct, frozen=True):

@@ -11,6 +11,7 @@ from zmqengine_http.apis.responses.request import Item, ResponsesPart, Responses
 from zmqengine_http.apis.responses.response_memory import ItemMemory
 from zmqengine_http.apis.responses.tools import flat_name
 from zmqengine_http.apis.unread import newest_question, refusal, unread_text
+from zmqengine_http.prompt.history import history_arguments
 from zmqengine_http.prompt.pictures import Pictures
 from zmqengine_http.serving.errors import ApiError, bad_field
 
@@ -58,7 +59,7 @@ class InputItems:
         elif kind == "reasoning":
             self._reasoning(item, where)
         elif kind == "function_call":
-            self._call(item, where, _arguments(item.arguments or ""))
+            self._call(item, where, history_arguments(item.arguments))
         elif kind == "custom_tool_call":
             self._call(item, where, {"input": item.input or ""})
         elif kind in _OUTPUTS:
@@ -200,14 +201,6 @@ def _role(item: Item) -> str:
     if item.type == "message":
         return item.role or ""
     return "tool" if item.type.endswith("_output") else "assistant"
-
-
-def _arguments(text: str) -> object:
-    """The arguments as an object if they parse as one, else the text; templates take both."""
-    try:
-        return msgspec.json.decode(text, type=dict[str, object])
-    except (msgspec.MsgspecError, RecursionError):
-        return text
 
 
 def skipped_facts(items: Sequence[str], tools: Sequence[str]) -> dict[str, object]:
