@@ -57,6 +57,22 @@ def check_forced(forced: Sequence[int], max_tokens: int | None, *, constrained: 
         raise BadRequest(f"forced: {len(forced)} tokens are more than max_tokens {max_tokens}")
 
 
+class MarkerTokens(Protocol):
+    """Tokens of a bound on reasoning."""
+
+    @property
+    def opener(self) -> Sequence[int]: ...
+    @property
+    def closer(self) -> Sequence[int]: ...
+    @property
+    def then(self) -> Sequence[int]: ...
+
+
+def marker_ids(thinking_max: MarkerTokens) -> list[int]:
+    """All token ids of a bound on reasoning."""
+    return [*thinking_max.opener, *thinking_max.closer, *thinking_max.then]
+
+
 def length_of(prompt: Sequence[int], max_tokens: int | None) -> str:
     """The length of a request, in words."""
     asked = "" if max_tokens is None else f" + max_tokens {max_tokens}"

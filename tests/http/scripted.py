@@ -8,16 +8,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
+import msgspec
 import numpy as np
 import tokenizers
 
 from zmqengine.engine.fake.fake_tokenizer import CHAT_TEMPLATE, fake_tokenizer_json
+from zmqengine.engine.grammar.thinking import thinking_bound
 from zmqengine.errors import ZmqEngineError
 from zmqengine.protocol.messages import (
     Description,
     Limits,
     ModelCard,
     Progress,
+    ThinkingMax,
     TokenizerBundle,
     TokenLogprob,
     WorkerState,
@@ -53,6 +56,7 @@ class ScriptedClient:
         self.chunk_tokens = chunk_tokens
         self.context_tokens = context_tokens
         self.step_s = step_s
+        self.bounds_thinking = True
         self.drafts: dict[str, tuple[int, int]] = {}
         self.special_tokens = len(special)
         self.state: WorkerState = "ready"
@@ -75,7 +79,9 @@ class ScriptedClient:
         card = ModelCard(
             self.name, VOCAB_SIZE + self.special_tokens, self.context_tokens, [END_TOKEN], self.bundle.hash, 0
         )
-        limits = Limits(2**24, self.context_tokens - 1, self.context_tokens, 64, 64, 64)
+        limits = Limits(
+            2**24, self.context_tokens - 1, self.context_tokens, 64, 64, 64, thinking_max=self.bounds_thinking
+        )
         return Description(
             call=0, protocol=(1, 1), version="0", name=self.name, pid=1, epoch=bytes(8), state=self.state,
             progress=Progress(self.state), cmd="", out="", model=card, limits=limits,
@@ -120,6 +126,7 @@ class ScriptedStream:
         said = self._client.say(self._text)
         tokens = [*self._client._tokenizer.encode(said, add_special_tokens=False), END_TOKEN]
         stops = set(self._options.get("stop_token_ids") or ())  # type: ignore[call-overload]
+        tokens = _bounded(tokens, self._options.get("thinking_max"))
         stopped = next((place for place, token in enumerate(tokens) if token in stops), len(tokens))
         tokens = tokens[: stopped + 1]
         limit = self._options["max_tokens"] or self._client.context_tokens - len(self._prompt)
@@ -152,6 +159,25 @@ class ScriptedStream:
         assert self._finish or self.closed
         finish, drafts = self._finish or "abort", self._client.drafts
         return Completion(finish, self._sent, len(self._prompt), 3, 0, "r", drafts=drafts)
+
+
+def _bounded(tokens: list[int], bound: object) -> list[int]:
+    """The tokens within a bound on reasoning: what the model had to say after the bound is its answer alone."""
+    if not isinstance(bound, ThinkingMax):
+        return tokens
+    matcher, said = thinking_bound(**msgspec.structs.asdict(bound)).start(()), list[int]()
+    while tokens:
+        token = matcher.only
+        if token is None:
+            token, tokens = tokens[0], tokens[1:]
+        elif token == bound.closer[0]:
+            place = next(
+                (i for i in range(len(tokens)) if tokens[i : i + len(bound.closer)] == bound.closer), None
+            )
+            tokens = [END_TOKEN] if place is None else tokens[place + len(bound.closer) :]
+        matcher.follow(token)
+        said.append(token)
+    return said
 
 
 def failing(error: ZmqEngineError) -> Say:

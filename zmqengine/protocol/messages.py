@@ -24,6 +24,8 @@ LOGPROBS_MAX = 20
 STOP_TOKEN_IDS_MAX = 128
 DEADLINE_MS_MAX = 86_400_000
 CONSTRAINT_CHARS_MAX = 65_536
+MARKER_TOKENS_MAX = 16
+"""Tokens of a marker that the worker looks for in an output."""
 IMAGES_MAX = 256
 FRAME_BYTES_MAX = 16 * 1024 * 1024
 """Default bound of one body from a front-end. Replies of a worker may be four times as long (tokenizers)."""
@@ -66,7 +68,21 @@ class Constraint(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=
     kind: Literal["json_schema", "json", "regex", "lark", "choice"]
     text: Annotated[str, Meta(max_length=CONSTRAINT_CHARS_MAX)] = ""
     choices: Annotated[list[Annotated[str, Meta(min_length=1, max_length=4096)]], Meta(max_length=1024)] = []
-    after: Annotated[list[TokenId], Meta(max_length=16)] = []
+    after: Annotated[list[TokenId], Meta(max_length=MARKER_TOKENS_MAX)] = []
+
+
+class ThinkingMax(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A bound on reasoning: at most `tokens` tokens behind an `opener`, or an opened prompt, and before the `closer`.
+
+    `then` follows a closer that came because of the bound. With `repeats` the opener counts wherever it comes.
+    """
+
+    tokens: Annotated[int, Meta(ge=0, le=TOKEN_ID_MAX)]
+    closer: Annotated[list[TokenId], Meta(min_length=1, max_length=MARKER_TOKENS_MAX)]
+    opener: Annotated[list[TokenId], Meta(max_length=MARKER_TOKENS_MAX)] = []
+    opened: bool = False
+    then: Annotated[list[TokenId], Meta(max_length=MARKER_TOKENS_MAX)] = []
+    repeats: bool = False
 
 
 class Limits(Struct, frozen=True):
@@ -85,6 +101,8 @@ class Limits(Struct, frozen=True):
     """Whether an insert may leave out `max_tokens`."""
     constraints: bool = False
     """Whether an insert may have a `constraint`."""
+    thinking_max: bool = False
+    """Whether an insert may have a `thinking_max`."""
     cache_scope: str = ""
     """What an insert without a `cache_scope` has. Empty: an insert may have neither that nor `pin`."""
     speculation: bool = False
@@ -262,6 +280,7 @@ class Insert(Message, frozen=True, forbid_unknown_fields=True):
     priority: Priority = 0
     deadline_ms: DeadlineMs | None = None
     constraint: Constraint | None = None
+    thinking_max: ThinkingMax | None = None
     cache_scope: CacheScope | None = None
     pin: bool = False
     speculate: bool = True

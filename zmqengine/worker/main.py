@@ -175,6 +175,7 @@ class Worker:
             requests_per_session_max=self._config.requests_per_session_max,
             open_max_tokens=True,
             constraints=opened.compiler is not None,
+            thinking_max=info.generates,
             cache_scope=self._config.cache_scope,
             speculation=True,
             prediction_tokens_max=context_tokens,

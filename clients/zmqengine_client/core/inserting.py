@@ -11,13 +11,14 @@ from math import inf
 import msgspec
 
 from zmqengine.errors import BadRequest, DeadlineExceeded, RequestError, TooLarge, WorkerLost, ZmqEngineError
-from zmqengine.protocol.messages import Accepted, Embed, End, Insert, Limits, ModelCard, Rejected
+from zmqengine.protocol.messages import Accepted, Embed, End, Insert, Limits, ModelCard, Rejected, ThinkingMax
 from zmqengine.request_rules import (
     NO_CONSTRAINT,
     check_context,
     check_forced,
     check_min_tokens,
     check_token_ids,
+    marker_ids,
     no_generation,
     no_vision,
 )
@@ -245,6 +246,8 @@ def refusal(request: Request, limits: Limits, model: ModelCard | None) -> ZmqEng
             return BadRequest("this worker does not support the option speculate")
         if options.forced and not limits.forced:
             return BadRequest("this worker does not support the option forced")
+        if options.thinking_max is not None and not limits.thinking_max:
+            return BadRequest("this worker does not support the option thinking_max")
         check_min_tokens(options.sampling, options.max_tokens)
         check_forced(options.forced, options.max_tokens, constrained=options.constraint is not None)
         if model is not None:
@@ -255,6 +258,9 @@ def refusal(request: Request, limits: Limits, model: ModelCard | None) -> ZmqEng
                 stop_token_ids=options.stop_token_ids,
                 prediction=[] if isinstance(options.prediction, str) else options.prediction,
                 forced=options.forced,
+                thinking_max=marker_ids(options.thinking_max)
+                if isinstance(options.thinking_max, ThinkingMax)
+                else [],
             )
     except RequestError as error:
         return error

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from zmqengine.errors import BadRequest
-from zmqengine.protocol.messages import CacheScope, Constraint, Insert, TokenId
+from zmqengine.protocol.messages import CacheScope, Constraint, Insert, ThinkingMax, TokenId
 from zmqengine.sampling_params import Sampling, SamplingOptions
 from zmqengine_client.core.constrained import take_constraint
 
@@ -33,6 +33,9 @@ class Options(SamplingOptions, total=False):
     dataclass, a `msgspec.Struct`), which `read_object()` returns; `regex`; `choice`, a list of texts; `grammar`, in
     llguidance's form of Lark; or a `constraint`.
 
+    `thinking_max` bounds the tokens of the reasoning, which the model has to close then: a number with `generate` and
+    `chat`, and a `ThinkingMax` with the ids of the markers beside token ids.
+
     `cache_scope` names the share of the prefix cache that may reuse the prompt; `pin` protects the prompt from
     eviction. `speculate` false turns speculative decoding off; the tokens are the same. `prediction` is a guess at the
     output, such as a file before a change, whose tokens are verified as drafts: token ids, or a text with `generate`
@@ -54,6 +57,7 @@ class Options(SamplingOptions, total=False):
     regex: str | None
     choice: Sequence[str] | None
     grammar: str | None
+    thinking_max: int | ThinkingMax | None
     speculate: bool
     prediction: Sequence[int] | str
     forced: Sequence[int]
@@ -75,6 +79,7 @@ class RequestOptions(Struct, frozen=True, kw_only=True):
     cache_scope: CacheScope | None = None
     pin: bool = False
     constraint: Constraint | None = None
+    thinking_max: int | ThinkingMax | None = None
     speculate: bool = True
     prediction: Sequence[int] | str = ()
     forced: Sequence[int] = ()
@@ -116,6 +121,7 @@ def check_names(given: Mapping[str, object], options: type) -> None:
 
 def insert_of(options: RequestOptions) -> Insert:
     """The insert command of these options, without the prompt and the state of the request."""
+    bound = options.thinking_max
     return Insert(
         call=0,
         request=options.request_id,
@@ -132,6 +138,8 @@ def insert_of(options: RequestOptions) -> Insert:
         cache_scope=options.cache_scope,
         pin=options.pin,
         constraint=options.constraint,
+        # A number becomes a bound with the model's markers when the prompt is tokenised; until then it is only checked.
+        thinking_max=ThinkingMax(bound, [0]) if isinstance(bound, int) else bound,
         speculate=options.speculate,
         prediction=[] if isinstance(options.prediction, str) else list(options.prediction),
         forced=list(options.forced),

@@ -168,6 +168,8 @@ def set_token_prompt(request: Request, prompt: Sequence[int]) -> None:
         request.prompt = token_ids(prompt)
         if isinstance(request.options.prediction, str):
             raise BadRequest("prediction: give token ids beside a prompt of token ids")
+        if isinstance(request.options.thinking_max, int):
+            raise BadRequest("thinking_max: give a ThinkingMax beside a prompt of token ids")
     except ZmqEngineError as error:
         request.refuse(error)
 

@@ -21,6 +21,7 @@ from zmqengine_client.images.prompts import (
     without_marker,
 )
 from zmqengine_client.images.sources import ImageLike, file_bytes
+from zmqengine_client.text.reasoning import thinking_max
 from zmqengine_client.text.stop_strings import stop_list
 from zmqengine_client.text.text_reader import TextReader
 from zmqengine_client.text.tokenizer import Tokenizer
@@ -106,6 +107,11 @@ def set_text_prompt(
         if isinstance(prediction, str):
             prediction = tokenizer.encode(prediction, add_special_tokens=False)
             request.options = msgspec.structs.replace(request.options, prediction=prediction)
+        if isinstance(request.options.thinking_max, int):
+            bound = thinking_max(tokenizer, request.options.thinking_max, ids)
+            if bound is None:
+                raise BadRequest("thinking_max: the model has no markers of reasoning that are known")
+            request.options = msgspec.structs.replace(request.options, thinking_max=bound)
     except ZmqEngineError as error:
         request.refuse(error)
         return

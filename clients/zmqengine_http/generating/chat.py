@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct, field
 
+from zmqengine.protocol.messages import ThinkingMax
+from zmqengine_client.text.reasoning import thinking_max
 from zmqengine_http.answers.answer_events import AnswerWriter
 from zmqengine_http.endpoint import Service
 from zmqengine_http.generating.constraints import OutputRules, check_constraints, make_constraint
@@ -36,14 +39,22 @@ PREFILL_CHARS = 1024
 """Characters of a prefill that a splitter reads at once; it is made for pieces of the size of tokens."""
 
 
+class ThinkingTokens(NamedTuple):
+    """The most tokens of reasoning, and the request's field that says so."""
+
+    tokens: int
+    param: str
+
+
 class Chat(Struct, frozen=True, kw_only=True):
     """A chat request as chat templates read it.
 
     Each message has a `role` and text `content`, with marks for its `pictures`; arguments of `tool_calls` are
     objects where the client's JSON parses. `tools` are `{"type": "function", "function": {...}}`. `tool_choice` and
     `response_format` are in the form of OpenAI's chat completions. `effort` is a reasoning effort; None leaves it to
-    the template. `variables` are further template variables. `deferred` names tools that stand in the messages
-    instead of the head of the prompt. `continues`: the output continues the last message, which is the assistant's.
+    the template. `thinking` bounds the tokens of the reasoning. `variables` are further template variables. `deferred`
+    names tools that stand in the messages instead of the head of the prompt. `continues`: the output continues the last
+    message, which is the assistant's.
     """
 
     id: str
@@ -56,6 +67,7 @@ class Chat(Struct, frozen=True, kw_only=True):
     parallel_tool_calls: bool = True
     response_format: Mapping[str, object] = field(default_factory=dict)
     effort: str | None = None
+    thinking: ThinkingTokens | None = None
     variables: Mapping[str, object] = field(default_factory=dict)
     options: GenerationOptions = field(default_factory=GenerationOptions)
     continues: bool = False
@@ -108,12 +120,15 @@ async def answer_chat(
     )
     exchange.note_unenforced(unenforced)
     cache_key = chat.options.cache_key or _session(exchange)
+    thinking = _thinking_max(exchange, chat, prompt)
     generation = Generation(
         id=chat.id,
         model=chat.model,
         prompts=[prompt],
         prompt_param=chat.prompt_param,
-        options=msgspec.structs.replace(chat.options, cache_key=cache_key, constraint=constraint),
+        options=msgspec.structs.replace(
+            chat.options, cache_key=cache_key, constraint=constraint, thinking_max=thinking
+        ),
         splitter=functools.partial(_splitter, chat, _schemas(chat)),
         first_call_only=not chat.parallel_tool_calls,
         cut_max_tokens=chat.cut_max_tokens,
@@ -179,8 +194,27 @@ def _reasoning(exchange: Exchange, chat: Chat) -> dict[str, object]:
     if variables is None:
         # A hint, not a requirement: agents send an effort with every request, whatever the model.
         exchange.facts["effort_ignored"] = chat.effort
-        return {}
+        variables = {}
+    if chat.thinking is not None and "thinking_budget" in chat.model.tokenizer.template_variables:
+        # Seed-OSS is told how long it may reason.
+        variables = {"thinking_budget": chat.thinking.tokens, **variables}
     return variables
+
+
+def _thinking_max(exchange: Exchange, chat: Chat, prompt: Prompt) -> ThinkingMax | None:
+    """The bound on the reasoning behind a prompt. For a model without reasoning, the field is named as ignored."""
+    if chat.thinking is None:
+        return None
+    tokens, param = chat.thinking
+    calls = bool(chat.offered_tools)
+    bound = thinking_max(
+        chat.model.tokenizer, tokens, prompt.tokens, opened=prompt.reasoning_open, calls=calls
+    )
+    if bound is None:
+        exchange.note_ignored([param], 0)
+    elif not chat.model.limits.thinking_max:
+        raise bad_field(param, "this worker cannot bound the reasoning", code="unsupported_value")
+    return bound
 
 
 def _schemas(chat: Chat) -> dict[str, Mapping[str, object]]:

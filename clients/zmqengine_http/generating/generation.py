@@ -8,7 +8,7 @@ from typing import cast
 
 from msgspec import Struct
 
-from zmqengine.protocol.messages import CacheScope, Constraint
+from zmqengine.protocol.messages import CacheScope, Constraint, ThinkingMax
 from zmqengine.request_rules import outside_vocabulary
 from zmqengine.sampling_params import SamplingOptions
 from zmqengine_client.aio.streams import AsyncTokenStream
@@ -40,7 +40,7 @@ class GenerationOptions(Struct, frozen=True, kw_only=True):
     alternatives per token. `n`: choices per prompt. `prediction`: token ids that the output may resemble
     (draft tokens). `cache_key`: requests with one key go to one worker. `cache_scope`: who may reuse the
     prompt's KV blocks there; `pin` exempts them from eviction. `constraint`: the grammar that the output must
-    follow.
+    follow. `thinking_max`: the bound on its reasoning.
     """
 
     sampling: SamplingOptions = {}
@@ -57,6 +57,7 @@ class GenerationOptions(Struct, frozen=True, kw_only=True):
     cache_scope: CacheScope | None = None
     pin: bool = False
     constraint: Constraint | None = None
+    thinking_max: ThinkingMax | None = None
     prediction: list[int] = []
 
 
@@ -215,6 +216,7 @@ def make_options(asked: GenerationOptions, model: Model, *, default_temperature:
         cache_scope=asked.cache_scope,
         pin=asked.pin,
         constraint=asked.constraint,
+        thinking_max=asked.thinking_max,
         prediction=asked.prediction,
     )
     options.update(cast(Options, asked.sampling))

@@ -22,6 +22,7 @@ from zmqengine_client.images.prompt_image import PromptImage
 from zmqengine_client.images.prompts import place_images
 from zmqengine_client.images.threads import IMAGE_THREADS
 from zmqengine_client.text.long_texts import count_up_to
+from zmqengine_client.text.reasoning import TAIL_TOKENS
 from zmqengine_client.text.tokenizer import Tokenizer
 from zmqengine_http.prompt.open_turn import OpenTurn, open_turn
 from zmqengine_http.prompt.pictures import Picture, features_of, prepared
@@ -33,7 +34,6 @@ from zmqengine_http.workers.worker import Model
 SLOW_S = 1.0
 SMALL_BYTES = 2048
 """Body size up to which tokenizing takes no longer than a thread hand-over."""
-TAIL_TOKENS = 32
 DENSE_BYTES = 8
 """Bytes per token that text rarely exceeds; a text that would have more of them per context token is counted
 first."""

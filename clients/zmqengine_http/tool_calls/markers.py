@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from zmqengine_client.text.reasoning import HARMONY, MUSE, XTML, thinking_markers
 from zmqengine_http.tool_calls.call_format import CallFormat
 from zmqengine_http.tool_calls.json_formats import JSON_FORMATS
 from zmqengine_http.tool_calls.tagged_formats import TAGGED_FORMATS
@@ -20,7 +21,6 @@ FORMATS: dict[str, CallFormat] = {
 }
 
 
-HARMONY = "<|channel|>"
 _ADDRESSED = FORMATS["muse_spark"]
 _GENERAL = "json_tools"
 """The worker's name for any JSON call between tags; the template may identify a more specific format."""
@@ -41,8 +41,6 @@ class Markers(NamedTuple):
     addressed: bool = False
 
 
-_XTML = ("<|open|>", "<|close|>", "<|sep|>")
-
 # Tested in order: a format is detected if all of its signs are in the template.
 _TEMPLATE_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     *((name, (FORMATS[name].start,)) for name in ("minimax_m2", "seed_oss")),
@@ -52,7 +50,7 @@ _TEMPLATE_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("gemma4", ("<|tool_call>", "<tool_call|>")),
     ("function_gemma", ("<start_function_call>",)),
     ("longcat", ("<longcat_tool_call>",)),
-    ("kimi_k3", _XTML),
+    ("kimi_k3", XTML),
     ("hunyuan_v3", (":opensource", "<tool_sep")),
     ("glm47", ("<arg_key>",)),
     ("pythonic", ("<|tool_call_start|>",)),
@@ -77,32 +75,11 @@ _TEMPLATE_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("llama3_json", ('{"name": function name, "parameters":',)),
 )  # fmt: skip
 
-# Tested in order: signs in the template, and the markers of reasoning that they imply.
-_THINK_SIGNS: tuple[tuple[tuple[str, ...], str, str], ...] = (
-    (("<|channel>thought", "<channel|>"), "<|channel>thought", "<channel|>"),
-    (_XTML, "<|open|>think<|sep|>", "<|close|>think<|sep|>"),
-    (("<|tool_call:begin|>", "<|think|>"), "<|think|>", "<|end|>"),
-    ((":opensource", "<think"), "<think:opensource>", "</think:opensource>"),
-    (("[BEGIN FINAL RESPONSE]",), "Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
-    *(
-        ((end,), start, end)
-        for start, end in (
-            ("<|START_THINKING|>", "<|END_THINKING|>"),
-            ("<|inner_prefix|>", "<|inner_suffix|>"),
-            ("<seed:think>", "</seed:think>"),
-            ("<mm:think>", "</mm:think>"),
-            ("<longcat_think>", "</longcat_think>"),
-            ("[THINK]", "[/THINK]"),
-            ("<think>", "</think>"),
-        )
-    ),
-)
-
 _FRAMES: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("<|START_RESPONSE|>",), ("<|START_RESPONSE|>", "<|END_RESPONSE|>")),
     (("<|START_TEXT|>",), ("<|START_TEXT|>", "<|END_TEXT|>")),
     (
-        _XTML,
+        XTML,
         ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
     ),
     (("<|tool_call:begin|>", "<|think|>"), ("<|begin|>assistant", "<|content|>", "<|end|>")),
@@ -120,10 +97,12 @@ def find_markers(facts: Mapping[str, object], chat_template: str | None) -> Mark
     template = chat_template or ""
     if HARMONY in template and "<|message|>" in template:
         return Markers(harmony=True)
-    if _ADDRESSED.start in template and "to=self" in template:
+    if _has(template, MUSE):
         return Markers(calls=_ADDRESSED, addressed=True)
     frames = [each for signs, marks in _FRAMES if _has(template, signs) for each in marks]
-    return Markers(*_thinking(facts, template), calls=_calls(facts, template), frames=tuple(frames))
+    thinking = thinking_markers(facts, template)
+    texts = (thinking.start, thinking.end) if thinking is not None else ("", "")
+    return Markers(*texts, calls=_calls(facts, template), frames=tuple(frames))
 
 
 def _calls(facts: Mapping[str, object], template: str) -> CallFormat | None:
@@ -138,13 +117,6 @@ def _calls(facts: Mapping[str, object], template: str) -> CallFormat | None:
     if found is not None and isinstance(start, str) and start and start != found.start:
         found = found._replace(start=start, end=end if isinstance(end, str) else found.end)
     return found
-
-
-def _thinking(facts: Mapping[str, object], template: str) -> tuple[str, str]:
-    start, end = facts.get("think_start"), facts.get("think_end")
-    if isinstance(start, str) and isinstance(end, str) and start and end:
-        return start, end
-    return next(((start, end) for signs, start, end in _THINK_SIGNS if _has(template, signs)), ("", ""))
 
 
 def _has(template: str, signs: tuple[str, ...]) -> bool:

@@ -177,14 +177,14 @@ def test_it_does_not_import_mlx():
 def test_reasoning_is_bounded_and_resumed_by_the_contract():
     """The closer comes at the bound, the output goes on behind it, and a resumed row knows how far it was."""
     plain = expected_tokens(request(max_tokens=30))
-    opened = thinking_bound(5, [], [700, 701], [702], opened=True)
+    opened = thinking_bound(5, [700, 701], then=[702], opened=True)
     row = request(max_tokens=30, thinking=opened)
     assert expected_tokens(row) == [*plain[:5], 700, 701, 702, *plain[8:]]
     opener = plain[3]
-    again = thinking_bound(4, [opener], [700], repeats=True)
+    again = thinking_bound(4, [700], [opener], repeats=True)
     wanted = expected_tokens(request(max_tokens=30, thinking=again))
     assert wanted == [*plain[:8], 700, *plain[9:]]
-    barred = thinking_bound(0, [opener], [700], repeats=True)
+    barred = thinking_bound(0, [700], [opener], repeats=True)
     assert opener not in expected_tokens(request(max_tokens=30, thinking=barred))
     for bound in (opened, again, barred):
         row = request(max_tokens=30, thinking=bound)

@@ -21,7 +21,8 @@ from zmqengine_http.apis.anthropic.errors import anthropic_error
 from zmqengine_http.apis.anthropic.writer import MessagesWriter
 from zmqengine_http.serving.errors import ApiError, ContextTooLong
 
-USAGE = Usage(prompt=100, cached=60, completion=7)
+NO_THINKING = {"thinking_tokens": 0}
+USAGE = Usage(prompt=100, cached=60, completion=7, reasoning=2)
 COUNTS = {"input_tokens": 40, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 60}
 
 
@@ -42,7 +43,7 @@ def test_all_events_come_in_order_with_real_counts_in_the_first() -> None:
     assert types(data) == ["message_start", *block * 3, "message_delta", "message_stop"]
     found = events(data)
     message = found[0]["message"]
-    assert message["usage"] == {**COUNTS, "output_tokens": 0}
+    assert message["usage"] == {**COUNTS, "output_tokens": 0, "output_tokens_details": NO_THINKING}
     assert (message["id"], message["role"], message["content"], message["stop_reason"]) == (
         "msg_1", "assistant", [], None,
     )  # fmt: skip
@@ -56,7 +57,11 @@ def test_all_events_come_in_order_with_real_counts_in_the_first() -> None:
     assert deltas[3]["text"] == "I \u00e9"
     assert "".join(d.get("partial_json", "") for d in deltas) == '{"a":1}'
     assert found[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
-    assert found[-2]["usage"] == {**COUNTS, "output_tokens": 7}
+    assert found[-2]["usage"] == {
+        **COUNTS,
+        "output_tokens": 7,
+        "output_tokens_details": {"thinking_tokens": 2},
+    }
 
 
 @pytest.mark.parametrize(
@@ -102,7 +107,10 @@ def test_a_whole_message_has_the_same_blocks() -> None:
     assert [block["type"] for block in whole["content"]] == ["thinking", "text", "tool_use", "tool_use"]
     assert whole["content"][2] == {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}}
     assert whole["content"][3]["input"] == {}
-    assert (whole["type"], whole["usage"]) == ("message", {**COUNTS, "output_tokens": 7})
+    assert (whole["type"], whole["usage"]) == (
+        "message",
+        {**COUNTS, "output_tokens": 7, "output_tokens_details": {"thinking_tokens": 2}},
+    )
 
 
 def test_an_error_within_a_stream_is_an_event() -> None:

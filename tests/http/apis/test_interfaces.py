@@ -108,7 +108,7 @@ def test_reasoning_is_turned_on_and_off_in_every_form(
     [
         ({"n_predict": 7, "max_tokens": 8}, "n_predict"),
         ({"repeat_penalty": 1.5, "repetition_penalty": 1.1}, "repeat_penalty"),
-        ({"think": 3}, "think"),
+        ({"think": [3]}, "think"),
         ({"thinking": {"type": "sometimes"}}, "thinking.type"),
         ({"reasoning": "high"}, "reasoning"),
         ({"mirostat": 2}, "mirostat"),

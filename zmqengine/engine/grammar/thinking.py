@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-
 from zmqengine.engine.grammar.matcher import FORCED_MAX, RowMatcher
 
 if TYPE_CHECKING:
+    import numpy as np
     from llguidance import LLTokenizer
 
 _BITS = 32
@@ -20,7 +19,7 @@ Phase = Literal["before", "inside", "outside", "over"]
 before: it may begin, as nothing but white space has come. inside: behind an opener. outside: the opener may come, at
 any place. over: it cannot begin again.
 """
-Spell = Callable[[Sequence[int]], bytes]
+Spell = Callable[[list[int]], bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +59,11 @@ class ThinkingBound:
 
 def thinking_bound(
     tokens: int,
-    opener: Sequence[int],
     closer: Sequence[int],
-    then: Sequence[int] = (),
+    opener: Sequence[int] = (),
     *,
     opened: bool = False,
+    then: Sequence[int] = (),
     repeats: bool = False,
     vocabulary: LLTokenizer | None = None,
 ) -> ThinkingBound:
@@ -209,14 +208,14 @@ class ThinkingMatcher:
                 ahead.follow(int(draft[place - 1]))
             if (only := ahead.only) is not None:
                 word, bit = divmod(only, _BITS)
-                kept = bits[place, word] & np.uint32(1 << bit)
+                kept = int(bits[place, word]) & 1 << bit
                 if kept:
                     bits[place] = 0
                     bits[place, word] = kept
             elif (barred := ahead.barred) is not None:
                 word, bit = divmod(barred, _BITS)
                 left = bits[place].copy()
-                left[word] &= np.uint32(~(1 << bit) & 0xFFFFFFFF)
+                left[word] = int(left[word]) & ~(1 << bit)
                 if left.any():
                     bits[place] = left
 

@@ -43,6 +43,7 @@ from zmqengine.request_rules import (
     check_prediction,
     check_token_ids,
     check_vectors,
+    marker_ids,
     no_generation,
     no_vision,
 )
@@ -180,6 +181,7 @@ class CommandHandler:
             "prediction": insert.prediction,
             "forced": insert.forced,
             "constraint.after": [] if insert.constraint is None else insert.constraint.after,
+            "thinking_max": [] if insert.thinking_max is None else marker_ids(insert.thinking_max),
         }
         check_token_ids(model.vocab_size, insert.sampling, **ids)
         check_min_tokens(insert.sampling, insert.max_tokens)

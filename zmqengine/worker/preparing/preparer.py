@@ -49,13 +49,18 @@ def preparation_of(
     has_constraint = insert.constraint is not None
     if has_constraint and compiler is None:
         raise BadRequest(NO_CONSTRAINT)
-    if not has_constraint and len(insert.prompt) < LONG_PROMPT_TOKENS:
+    is_bounded = compiler is not None and insert.thinking_max is not None
+    if not (has_constraint or is_bounded) and len(insert.prompt) < LONG_PROMPT_TOKENS:
         return None
 
     def prepare() -> Prepared:
-        grammar, is_whole = (None, False) if compiler is None else _compile(insert, compiler)
+        grammar, is_whole, thinking = None, False, None
+        if compiler is not None:
+            grammar, is_whole = _compile(insert, compiler)
+            if insert.thinking_max is not None:
+                thinking = compiler.bound_thinking(insert.thinking_max)
         # A list of a hundred thousand ints takes ten times the memory of an array for as long as the request lives.
-        return Prepared((array("i", insert.prompt), digest(insert)), grammar, is_whole)
+        return Prepared((array("i", insert.prompt), digest(insert)), grammar, is_whole, thinking)
 
     return prepare, "compile" if has_constraint else "pack"
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 
+import msgspec
 from llguidance import LLTokenizer
 
 from zmqengine.engine.grammar.grammar import Grammar, compile_grammar, vocabulary
+from zmqengine.engine.grammar.thinking import ThinkingBound, thinking_bound
 from zmqengine.engine.interface import ModelInfo
 from zmqengine.errors import BadRequest
-from zmqengine.protocol.messages import Constraint
+from zmqengine.protocol.messages import Constraint, ThinkingMax
 
 
 class ConstraintCompiler:
@@ -34,6 +36,13 @@ class ConstraintCompiler:
         """
         tokens = self._tokens()
         return compile_grammar(tokens, constraint.kind, constraint.text, constraint.choices, constraint.after)
+
+    def bound_thinking(self, given: ThinkingMax) -> ThinkingBound:
+        """A bound on reasoning whose markers are found by their text, if the tokenizer can be read."""
+        vocabulary = None
+        with contextlib.suppress(BadRequest):
+            vocabulary = self._tokens()
+        return thinking_bound(**msgspec.structs.asdict(given), vocabulary=vocabulary)
 
     def _tokens(self) -> LLTokenizer:
         with self._vocabulary_lock:

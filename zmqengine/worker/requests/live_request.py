@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from zmqengine.engine.grammar.thinking import thinking_bound
 from zmqengine.engine.interface import RowImage, RowRequest, TextsRequest
 from zmqengine.protocol.messages import Embed, End, Insert
 from zmqengine.worker.requests.ticket import Ticket
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from zmqengine.engine.disk_cache import RestorePlan
     from zmqengine.engine.grammar.grammar import Grammar
+    from zmqengine.engine.grammar.thinking import ThinkingBound
 
 Phase = Literal["preparing", "queued", "running", "parked", "ended"]
 """Phase of a request. `docs/worker.md` draws the transitions; the scheduler and `finish` make them.
@@ -47,12 +49,14 @@ class Restore:
 class Prepared:
     """Result of a preparation. `packed` is the prompt as an array and the insert's digest.
 
-    `is_whole`: `emitted` is already a complete output under `grammar`.
+    `is_whole`: `emitted` is already a complete output under `grammar`. `thinking` bounds the reasoning, its markers
+    found by their text.
     """
 
     packed: tuple[array[int], bytes] | None = None
     grammar: Grammar | None = None
     is_whole: bool = False
+    thinking: ThinkingBound | None = None
     restore: Restore | None = None
 
 
@@ -63,8 +67,8 @@ class LiveRequest:
     fits in memory, and may fall with the memory limit. `reserved_tokens` of KV cache are reserved for a running
     request, of which `prefilled_tokens` have been prefilled; at `grows_at` output tokens it needs a larger reservation.
     `read_tokens`: maximum tokens that earlier rows of a preempted request had computed. `grammar` constrains the
-    output; `is_whole`: the emitted tokens are already a complete output of it. `drafts` counts proposed and accepted
-    draft tokens by source.
+    output; `is_whole`: the emitted tokens are already a complete output of it. `thinking` bounds its reasoning.
+    `drafts` counts proposed and accepted draft tokens by source.
 
     The request of an embed has the vectors of its texts as output. It reserves KV cache for its longest text, of
     `tokens_max`: the engine holds that of one at a time.
@@ -107,6 +111,7 @@ class LiveRequest:
         "seed",
         "session_id",
         "stop_token_ids",
+        "thinking",
         "ticket",
         "tokens_max",
     )
@@ -146,6 +151,9 @@ class LiveRequest:
         self.digest: bytes | None = None
         self.grammar: Grammar | None = None
         self.is_whole = False
+        self.thinking: ThinkingBound | None = None
+        if isinstance(insert, Insert) and insert.thinking_max is not None:
+            self.thinking = thinking_bound(**msgspec.structs.asdict(insert.thinking_max))
         self.seed = seed
         self.cache_scope = cache_scope
         self.stop_token_ids = stop_token_ids
@@ -224,6 +232,7 @@ class LiveRequest:
             stop_token_ids=self.stop_token_ids,
             logprobs=insert.logprobs,
             grammar=self.grammar,
+            thinking=self.thinking,
             cache_scope=self.cache_scope,
             pin=insert.pin,
             speculate=insert.speculate,
@@ -238,6 +247,8 @@ class LiveRequest:
             self.prompt, self.digest = prepared.packed
         if prepared.grammar is not None:
             self.grammar, self.is_whole = prepared.grammar, prepared.is_whole
+        if prepared.thinking is not None:
+            self.thinking = prepared.thinking
 
     def is_of(self, insert: Insert | Embed) -> bool:
         """Whether an insert with this request's id has the same contents."""
@@ -255,7 +266,7 @@ class LiveRequest:
         self.phase = "ended"
         self.insert = None
         self.prompt = []
-        self.grammar = None
+        self.grammar = self.thinking = None
         self.images = ()
 
 

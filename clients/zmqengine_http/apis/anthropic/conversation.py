@@ -18,7 +18,7 @@ from zmqengine_http.apis.anthropic.request import (
     ToolChoice,
 )
 from zmqengine_http.apis.unread import newest_question
-from zmqengine_http.generating.chat import Chat
+from zmqengine_http.generating.chat import Chat, ThinkingTokens
 from zmqengine_http.generating.generation import GenerationOptions
 from zmqengine_http.prompt.history import history_arguments
 from zmqengine_http.prompt.pictures import Pictures
@@ -55,6 +55,7 @@ def to_chat(model: Model, request: CountRequest) -> Chat:
         parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
         response_format=_response_format(request),
         effort=_effort(model, request),
+        thinking=_thinking(request),
         options=_generation_options(request),
         continues=continues,
         # Claude Code reads the refusal, and asks for less from then on.
@@ -182,7 +183,17 @@ def _effort(model: Model, request: CountRequest) -> str | None:
             return "none"
         return "low" if "reasoning_effort" in template else None
     wanted = request.output_config.effort if request.output_config else None
+    if not wanted and "reasoning_effort" not in model.tokenizer.template_variables:
+        # Some templates let the model reason only where they are told so.
+        return "medium"
     return _EFFORTS.get(wanted, wanted) if wanted else None
+
+
+def _thinking(request: CountRequest) -> ThinkingTokens | None:
+    thinking = request.thinking
+    if thinking is None or thinking.type == "disabled" or thinking.budget_tokens is None:
+        return None
+    return ThinkingTokens(thinking.budget_tokens, "thinking.budget_tokens")
 
 
 def _generation_options(request: CountRequest) -> GenerationOptions:

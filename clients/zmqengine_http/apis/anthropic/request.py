@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
-from zmqengine.protocol.messages import TOKEN_ID_MAX, CacheScope, MaxTokens
+from zmqengine.protocol.messages import TOKEN_ID_MAX, CacheScope, MaxTokens, TokenIndex
 from zmqengine_http.serving.body import Body, ignored
 
 
@@ -68,7 +68,7 @@ class Thinking(Struct, frozen=True):
     """Whether the model should reason."""
 
     type: Literal["enabled", "adaptive", "disabled"]
-    budget_tokens: int | None = None
+    budget_tokens: TokenIndex | None = None
 
 
 class OutputConfig(Struct, frozen=True):

@@ -17,7 +17,7 @@ from zmqengine_http.apis.chat_completions.request import (
 from zmqengine_http.apis.chat_completions.writer import ChatWriter
 from zmqengine_http.apis.openai_api.generation_request import check_context
 from zmqengine_http.endpoint import Service, post
-from zmqengine_http.generating.chat import Chat, answer_chat
+from zmqengine_http.generating.chat import Chat, ThinkingTokens, answer_chat
 from zmqengine_http.generating.generation import Generation
 from zmqengine_http.prompt.pictures import Pictures
 from zmqengine_http.serving.exchange import Exchange
@@ -64,6 +64,9 @@ async def make_chat(service: Service, exchange: Exchange, request: ChatRequest) 
         parallel_tool_calls=request.parallel_tool_calls,
         response_format=request.response_format,
         effort=request.reasoning_effort,
+        thinking=None
+        if request.thinking_max is None
+        else ThinkingTokens(request.thinking_max, "thinking_max"),
         variables=request.chat_template_kwargs,
         options=options,
         continues=request.continues,

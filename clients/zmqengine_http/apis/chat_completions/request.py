@@ -13,7 +13,7 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
-from zmqengine.protocol.messages import LogprobCount, MaxTokens
+from zmqengine.protocol.messages import LogprobCount, MaxTokens, TokenIndex
 from zmqengine_http.apis.openai_api.freeform import FREEFORM, freeform_description
 from zmqengine_http.apis.openai_api.generation_request import (
     GENERATION_FIELDS,
@@ -169,6 +169,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
     parallel_tool_calls: bool = True
     response_format: dict[str, object] = field(default_factory=dict)
     reasoning_effort: str | None = None
+    thinking_max: TokenIndex | None = None
     chat_template_kwargs: dict[str, object] = field(default_factory=dict)
     prediction: Prediction | None = None
     continue_final_message: bool | None = None

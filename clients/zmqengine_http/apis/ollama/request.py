@@ -49,7 +49,7 @@ class OllamaRequest(Struct, frozen=True, kw_only=True):
 
     model: str
     stream: bool = True
-    think: bool | str | None = None
+    think: bool | str | int | None = None
     format: str | dict[str, object] | None = None
     options: dict[str, object] = field(default_factory=dict)
     logprobs: bool = False

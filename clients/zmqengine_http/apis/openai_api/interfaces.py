@@ -23,6 +23,10 @@ _SYNONYMS = {
     "stopping_strings": "stop",
     "sampler_seed": "seed",
 }
+_THINKING_BOUNDS = ("thinking_token_budget", "thinking_budget", "reasoning_budget")
+"""Names that vLLM, SiliconFlow and llama.cpp have for a bound on the tokens of reasoning."""
+_UNBOUNDED = (-1,)
+"""vLLM's and llama.cpp's bound on reasoning for none."""
 _UNLIMITED = (-1, -2)
 """llama.cpp's and Ollama's values of max_tokens for all that the context leaves."""
 _RANDOM_SEED = -1
@@ -58,6 +62,7 @@ def translate_chat_fields(body: dict[str, object]) -> dict[str, str]:
     for name in ("max_tokens", "max_completion_tokens"):
         if body.get(name) in _UNLIMITED:
             del body[name]
+    sent |= _translate_bounds(body)
     for name, effort in (
         ("enable_thinking", _effort_of_switch),
         ("thinking", _effort_of_switch),
@@ -74,6 +79,23 @@ def translate_chat_fields(body: dict[str, object]) -> dict[str, str]:
         named = {"name": "schema", "schema": format_["schema"], "strict": bool(format_.get("strict"))}
         if format_.get("type") in ("json_object", "json_schema"):
             body["response_format"] = {"type": "json_schema", "json_schema": named}
+    return sent
+
+
+def _translate_bounds(body: dict[str, object]) -> dict[str, str]:
+    """Rename the bounds on reasoning of other servers; returns the name of the one that was sent."""
+    sent = {}
+    bounds = {name: body.pop(name) for name in _THINKING_BOUNDS if name in body}
+    for name, key in (("thinking", "budget_tokens"), ("reasoning", "max_tokens")):
+        switch = body.get(name)
+        if isinstance(switch, dict) and switch.get(key) is not None and switch.get("type") != "disabled":
+            bounds[f"{name}.{key}"] = switch[key]
+    if isinstance(think := body.get("think"), int) and not isinstance(think, bool):
+        bounds["think"], body["think"] = think, think != 0
+    for name, tokens in bounds.items():
+        if tokens is not None and tokens not in _UNBOUNDED:
+            _give(body, "thinking_max", tokens, name)
+            sent["thinking_max"] = name
     return sent
 
 
@@ -114,7 +136,7 @@ def _effort_of_object(name: str, value: object) -> str | None:
         raise bad_field(f"{name}.effort", "a level such as low")
     if effort is None and isinstance(value.get("enabled"), bool):
         return "medium" if value["enabled"] else "none"
-    return effort
+    return "medium" if effort is None and value.get("max_tokens") else effort
 
 
 _NO_MODELS_TO_LOAD = "the worker keeps its model loaded"

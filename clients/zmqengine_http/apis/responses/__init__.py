@@ -14,7 +14,7 @@ from zmqengine_http.apis.responses.response_memory import ItemMemory, ResponseMe
 from zmqengine_http.apis.responses.tools import ToolBook, tool_choice
 from zmqengine_http.apis.responses.writer import ReasoningShape, ResponsesWriter, tells_by_event
 from zmqengine_http.endpoint import Service, get, post
-from zmqengine_http.generating.chat import Chat, answer_chat, render
+from zmqengine_http.generating.chat import Chat, ThinkingTokens, answer_chat, render
 from zmqengine_http.generating.generation import Generation, GenerationOptions
 from zmqengine_http.prompt.pictures import Pictures
 from zmqengine_http.serving.errors import ApiError, from_engine
@@ -92,7 +92,8 @@ def _asked(service: Service, exchange: Exchange, request: ResponsesRequest) -> _
         tool_choice=choice,
         parallel_tool_calls=request.parallel_tool_calls,
         response_format=_response_format(request),
-        effort=request.reasoning.effort if request.reasoning else None,
+        effort=_effort(request),
+        thinking=_thinking(request),
         options=GenerationOptions(
             sampling=_sampling(request),
             max_tokens=request.max_output_tokens,
@@ -126,6 +127,20 @@ def _owner(exchange: Exchange) -> str:
     names = (b"authorization", b"x-api-key", b"api-key")
     key = next((value for name in names if (value := exchange.raw_header(name))), b"")
     return hashlib.sha256(key).hexdigest()
+
+
+def _effort(request: ResponsesRequest) -> str | None:
+    reasoning = request.reasoning
+    if reasoning is None or reasoning.effort or not reasoning.max_tokens:
+        return reasoning.effort if reasoning else None
+    # A bound alone asks for reasoning, as in chats.
+    return "medium"
+
+
+def _thinking(request: ResponsesRequest) -> ThinkingTokens | None:
+    if request.reasoning is None or request.reasoning.max_tokens is None:
+        return None
+    return ThinkingTokens(request.reasoning.max_tokens, "reasoning.max_tokens")
 
 
 def _sampling(request: ResponsesRequest) -> SamplingOptions:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec import Struct, field
 
-from zmqengine.protocol.messages import CacheScope, MaxTokens
+from zmqengine.protocol.messages import CacheScope, MaxTokens, TokenIndex
 from zmqengine_http.apis.openai_api.generation_request import Temperature, TopP
 from zmqengine_http.serving.body import Body, ignored, refused
 
@@ -53,9 +53,10 @@ class ResponsesTool(Struct, frozen=True):
 
 
 class Reasoning(Struct, frozen=True):
-    """Reasoning effort, and whether a summary of the reasoning is wanted."""
+    """Reasoning effort, OpenRouter's bound on its tokens, and whether a summary of the reasoning is wanted."""
 
     effort: str | None = None
+    max_tokens: TokenIndex | None = None
     summary: str | None = None
     generate_summary: str | None = None
 

@@ -29,7 +29,7 @@ def bound(pico: Pico, tokens: int, closer: str = CLOSE, opener: str = OPEN, **fi
     """A bound on reasoning that the prompt has opened."""
     encode = pico.text.encode
     fields = {"opened": True, "then": encode("\n").ids, **fields}
-    return thinking_bound(tokens, encode(opener).ids, encode(closer).ids, vocabulary=pico.tokens, **fields)
+    return thinking_bound(tokens, encode(closer).ids, encode(opener).ids, vocabulary=pico.tokens, **fields)
 
 
 _engines: list[Any] = []
@@ -111,7 +111,7 @@ def test_reasoning_that_the_model_opens_is_counted_from_there(pico: Pico) -> Non
 
 def test_reasoning_that_repeats_has_one_bound_for_all_of_it(pico: Pico) -> None:
     """A special opener anywhere; when the bound is spent it cannot come again, whatever the model would like."""
-    opener, closer = (pico.text.token_to_id(name) for name in ("<|user|>", "<|system|>"))
+    opener, closer = (int(pico.text.token_to_id(name) or 0) for name in ("<|user|>", "<|system|>"))
     likes = Sampling(logit_bias={opener: 100.0})
     given = bound(pico, 12, "<|system|>", "<|user|>", opened=False, repeats=True, then=())
     row = pico.row(1, None, max_tokens=50, sampling=likes, thinking=given)
@@ -206,9 +206,8 @@ def test_a_grammar_begins_behind_the_closer(pico: Pico, closer: str, drafting: b
         output = run.ids(place)
         assert output[3 * place : 3 * place + len(after)] == after
         if run.finish(place) == "stop":
-            assert set(json.loads(pico.text.decode(output[3 * place + len(after) :]))) == set(
-                PERSON["properties"]
-            )
+            person = json.loads(pico.text.decode(output[3 * place + len(after) :]))
+            assert set(person) == {"name", "age", "tags"}
     assert any(run.finish(place) == "stop" for place in range(4))
 
 
