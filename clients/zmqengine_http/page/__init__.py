@@ -10,7 +10,7 @@ import base64
 import functools
 import hashlib
 from importlib import resources
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -79,7 +79,7 @@ def page(name: str) -> Page:
     return Page(body.encode(), policy.encode())
 
 
-def sampling_fields() -> dict[str, dict[str, object]]:
+def sampling_fields() -> dict[str, dict[str, Any]]:
     """The JSON schema of each sampling parameter: its meaning and default, in the bounds of chat completions."""
     fields = {}
     asked = _properties(ChatRequest)
@@ -89,9 +89,10 @@ def sampling_fields() -> dict[str, dict[str, object]]:
     return fields
 
 
-def _properties(kind: type[msgspec.Struct]) -> dict[str, dict[str, object]]:
+def _properties(kind: type[msgspec.Struct]) -> dict[str, dict[str, Any]]:
     _, schemas = msgspec.json.schema_components([kind], schema_hook=any_json)
-    return schemas[kind.__name__]["properties"]
+    properties: dict[str, dict[str, Any]] = schemas[kind.__name__]["properties"]
+    return properties
 
 
 async def root(service: Service, exchange: Exchange) -> None:

@@ -79,6 +79,20 @@ def test_a_new_chat_takes_no_file_of_the_last_one(scripted: Browser, script: Scr
     assert script.client.prompts[-1] == "<user>Hello<assistant>"
 
 
+def test_what_was_written_stays_with_its_chat(scripted: Browser) -> None:
+    """Also when another chat is looked at before it is sent."""
+    say(scripted, "First")
+    answered(scripted, 1)
+    scripted.keys("#text", "half a question")
+    push(scripted, "New chat")
+    assert scripted.js("return document.getElementById('text').value") == ""
+    scripted.keys("#text", "another")
+    push(scripted, "New chat")
+    assert scripted.js("return document.getElementById('text').value") == "another"
+    push(scripted, "First")
+    assert scripted.js("return document.getElementById('text').value") == "half a question"
+
+
 def test_chats_are_searched_renamed_and_deleted(scripted: Browser, script: Script) -> None:
     """By the words of their messages; a deleted one comes back by Undo."""
     for question, answer in (("First", "A whale is a mammal."), ("Second", "A shark is a fish.")):

@@ -56,8 +56,7 @@ const onKey = (e) => {
   showShortcuts();
   document.addEventListener("keydown", onKey);
   $("help").addEventListener("click", () => $("shortcuts").showModal());
-  $("talk").addEventListener("scroll", showJump, { passive: true });
-  $("jump").addEventListener("click", toEnd);
+  followEnd();
   follow(() => (models.some(loading) ? 500 : 2000));
   try { chats = await store.all(); } catch (error) { toast(`This browser keeps no chats: ${error.message}`); }
   // An answer without an end was being written when the page was closed.

@@ -19,8 +19,11 @@ const showComposer = () => {
 const write = (text) => {
   $("text").value = text;
   showComposer();
-  $("text").focus();
+  focusText();
 };
+
+// On glass the focus would open the keyboard over the conversation.
+const focusText = () => { if (!TOUCH) $("text").focus(); };
 
 const send = () => {
   const text = $("text").value;
@@ -59,7 +62,7 @@ const showAttached = (problem = "") => {
     chip.append(file.url ? picture(file) : icon("file-text"), element("span", file.name), iconButton("x", `Do not attach ${file.name}`, () => {
       attached.splice(place, 1);
       showAttached();
-      $("text").focus();
+      focusText();
     }));
     return chip;
   }));
@@ -113,6 +116,7 @@ const attach = async (files) => {
 };
 
 const startComposer = () => {
+  $("text").enterKeyHint = TOUCH ? "enter" : "send";
   $("form").addEventListener("submit", (e) => { e.preventDefault(); send(); });
   $("text").addEventListener("input", showComposer);
   $("text").addEventListener("keydown", (e) => {
@@ -123,7 +127,7 @@ const startComposer = () => {
       if (last >= 0) { e.preventDefault(); edit(last); }
     }
   });
-  $("stop").addEventListener("click", () => { stop(); $("text").focus(); });
+  $("stop").addEventListener("click", () => { stop(); focusText(); });
   $("attach").addEventListener("click", () => $("file").click());
   $("file").addEventListener("change", async () => { await attach($("file").files); $("file").value = ""; });
   $("text").addEventListener("paste", (e) => {

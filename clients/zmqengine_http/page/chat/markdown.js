@@ -101,6 +101,7 @@ const opened = (token) => {
   const node = element(token.tag);
   // A wide one is scrolled with the arrow keys.
   if (token.tag === "table") node.tabIndex = 0;
+  if (token.tag === "th" || token.tag === "td") node.style.textAlign = (token.attrGet("style") || "").replace("text-align:", "");
   if (token.tag === "ol" && token.attrGet("start")) node.start = Number(token.attrGet("start"));
   return node;
 };

@@ -66,7 +66,7 @@ const modelRow = (model) => {
   const row = button("", () => {
     choose(model);
     $("models").hidePopover();
-    $("text").focus();
+    focusText();
   });
   row.className = "choice";
   row.disabled = reasonOf(model) !== "";
@@ -146,6 +146,7 @@ const refresh = async () => {
     if (answer.ok) {
       // An alias is for programs: here it would be a second line of the same model. What cannot chat is no choice.
       models = (await answer.json()).data.filter((model) => (!model.zmqengine || model.id === model.root) && abilities(model).includes("completion"));
+      models.sort((a, b) => (reasonOf(a) !== "") - (reasonOf(b) !== "") || a.id.localeCompare(b.id));
     }
     const state = await call("ready");
     ready = state.ok ? (await state.json()).workers.filter((worker) => worker.ready).length : 0;

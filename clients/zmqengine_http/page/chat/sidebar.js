@@ -19,6 +19,9 @@ const keep = async (each = chat) => {
 
 const openChat = (each) => {
   stop();
+  // What was written and not sent stays with its chat; a chat that was never kept hands it on.
+  if (chats.includes(chat)) chat.draft = $("text").value;
+  else if (!chats.includes(each)) each.draft = $("text").value;
   chat = each;
   attached = [];
   showAttached();
@@ -28,7 +31,7 @@ const openChat = (each) => {
   if (NARROW.matches) openSidebar(false);
   showAll();
   showChats();
-  write("");
+  write(chat.draft || "");
 };
 
 const openSidebar = (open) => {
@@ -74,6 +77,7 @@ const showChats = () => {
     return group;
   }));
   if (!groups.size) $("list").append(element("p", query ? "No chat has these words." : "Your chats stay in this browser.", "note"));
+  $("title").textContent = titleOf(chat);
   document.title = chat && chat.title ? `${chat.title} · zmqengine` : "zmqengine";
 };
 

@@ -146,6 +146,14 @@ const atEnd = () => $("talk").scrollHeight - $("talk").scrollTop - $("talk").cli
 const toEnd = () => { $("talk").scrollTop = $("talk").scrollHeight; };
 const showJump = () => { $("jump").hidden = atEnd(); };
 
+// The end stays in sight when the room for the conversation changes, as with the keyboard of a phone.
+const followEnd = () => {
+  let end = true;
+  $("talk").addEventListener("scroll", () => { end = atEnd(); showJump(); }, { passive: true });
+  new ResizeObserver(() => { if (end) toEnd(); }).observe($("talk"));
+  $("jump").addEventListener("click", toEnd);
+};
+
 const showAll = () => {
   $("turns").replaceChildren(...chat.messages.map(draw));
   showWelcome();
@@ -183,14 +191,14 @@ const edit = (index) => {
   field.setAttribute("aria-label", "Edit this message");
   field.value = message.content;
   const bar = element("div", "", "buttons");
-  const cancel = () => { turn.replaceWith(draw(message, index)); $("text").focus(); };
+  const cancel = () => { turn.replaceWith(draw(message, index)); focusText(); };
   const ask = async () => {
     if (index < chat.messages.length - 1) await fork();
     Object.assign(message, { content: field.value, error: "" });
     chat.messages.length = index + 1;
     showAll();
     generate();
-    $("text").focus();
+    focusText();
   };
   const send = button("Send", ask);
   send.className = "primary";
