@@ -40,7 +40,7 @@ from zmqengine.checkpoint.on_disk import local_directory
 from zmqengine.checkpoint.recipe import read_recipe
 from zmqengine.engine.embedding.encoders.bert import Bert
 from zmqengine.engine.embedding.opening import open_encoder, read_texts
-from zmqengine.engine.interface import RowRequest, TextsRequest, VectorEngine
+from zmqengine.engine.interface import Engine, RowRequest, TextsRequest, VectorEngine
 from zmqengine.engine.options import EngineOptions
 from zmqengine.engine.step.mlx_engine import MlxEngine
 from zmqengine.pico import BUNDLED, model_path
@@ -191,7 +191,7 @@ def product_share(model: Path, size: int) -> tuple[float, float]:
     return 1000 * statistics.median(times_s) / size, statistics.median(shares)
 
 
-def embed_all(engine: VectorEngine, texts: list[list[int]]) -> None:
+def embed_all(engine: Engine | VectorEngine, texts: list[list[int]]) -> None:
     """Step until these texts have their vectors."""
     engine.embed([TextsRequest(0, texts)])
     while not any(vectors.is_whole for vectors in engine.next().vectors):

@@ -15,7 +15,7 @@ from tests.embedding.make_vectors import array_of
 from zmqengine.checkpoint.recipe import read_recipe
 from zmqengine.engine.embedding.backend import Backend
 from zmqengine.engine.embedding.opening import open_encoder, read_texts
-from zmqengine.engine.interface import RowFailure, TextsRequest, VectorEngine
+from zmqengine.engine.interface import Engine, RowFailure, TextsRequest, VectorEngine
 from zmqengine.engine.options import EngineOptions
 
 DATA = Path(__file__).parent / "data"
@@ -50,7 +50,7 @@ def write(directory: Path, given: dict[str, Any]) -> Path:
     return directory
 
 
-def engine_of(directory: Path, backend: Backend | None = None) -> VectorEngine:
+def engine_of(directory: Path, backend: Backend | None = None) -> Any:
     """The engine of a checkpoint, as a worker opens it; an encoder on `backend` where it is given."""
     from zmqengine.engine.open import find_encoder_backend, open_mlx_engine
 
@@ -71,7 +71,7 @@ def engine_of(directory: Path, backend: Backend | None = None) -> VectorEngine:
 
 
 def run(
-    engine: VectorEngine, requests: Sequence[TextsRequest]
+    engine: Engine | VectorEngine, requests: Sequence[TextsRequest]
 ) -> tuple[dict[int, np.ndarray], list[RowFailure]]:
     """The vectors of each row, and failures, after as many steps as it takes."""
     failures = engine.embed(requests)

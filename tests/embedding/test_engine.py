@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from zmqengine.checkpoint.recipe import read_recipe
 from zmqengine.engine.embedding import cpu, packing
 from zmqengine.engine.embedding.engine import SHARED_STEP_S, EmbeddingEngine
 from zmqengine.engine.embedding.packing import Packed
-from zmqengine.engine.interface import ModelInfo, StepResult, TextsRequest
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig
+from zmqengine.engine.fake.fake_vector_engine import FakeVectorEngine
+from zmqengine.engine.interface import Engine, ModelInfo, StepResult, TextsRequest, VectorEngine
 from zmqengine.engine.models import arrays
 from zmqengine.engine.step.step_clock import StepClock
 from zmqengine.engine.step.text_pace import SHARE, TextPace
@@ -180,13 +183,12 @@ def test_a_step_of_an_encoder_takes_a_bounded_time(elsewhere: int, long: bool) -
     A step is short while rows of other processes decode, which wait for the device.
     """
     engine = EmbeddingEngine(CountedModel(clock := Clock(), 5e-5, 2048), INFO, step_s=0.05, clock=clock)
-    engine.share_device(elsewhere)
     limit_s = SHARED_STEP_S if elsewhere else 0.05
     engine.embed([TextsRequest(1, [[1] * (3000 if long else 20)] * 4000)])
     steps = []
     for _ in range(60):
         before_s = clock.now_s
-        engine.next()
+        engine.next(elsewhere)
         steps.append(clock.now_s - before_s)
     layer_s = 3000 * 5e-5 / 3
     assert max(steps[20:]) <= (max(limit_s, layer_s) if long else limit_s) * 1.1
@@ -242,6 +244,67 @@ def test_a_row_that_leaves_takes_its_texts_along() -> None:
     assert len(made[3]) == 2
     assert engine.stats().rows_prefilling <= 1
     assert sum(model.batches) < 50
+
+
+def engines() -> list[VectorEngine]:
+    """One of each kind that the worker has, of four rows."""
+    made = EmbeddingEngine(CountedModel(clock := Clock(), 1e-6), INFO, rows_max=4, clock=clock)
+    late = EmbeddingEngine(CountedModel(clock, 1e-6), INFO, rows_max=4, clock=clock, is_gpu=True)
+    return [made, late, FakeVectorEngine(FakeEngineConfig(dimensions=2, rows_max=4, generates=False))]
+
+
+@pytest.mark.parametrize("engine", engines(), ids=["MLX", "MLX on a GPU", "fake"])
+def test_an_engine_of_vectors_keeps_its_contract(engine: VectorEngine) -> None:
+    """And is none of those that generate."""
+    assert not isinstance(engine, Engine)
+    failures = engine.embed([TextsRequest(row, [[row + 1] * 5, [row + 2]]) for row in range(6)])
+    assert [failure.row for failure in failures] == [4, 5]
+    assert engine.stats().rows_prefilling == 4
+    engine.remove([1, 1, 77])
+    made: dict[int, list[np.ndarray]] = {}
+    whole: set[int] = set()
+    while whole < {0, 2, 3}:
+        result = engine.next(rows_elsewhere=1)
+        assert (result.tokens, result.failures) == ([], [])
+        for row, vectors, is_whole in result.vectors:
+            assert row not in whole
+            assert vectors.dtype == np.float32
+            made.setdefault(row, []).extend(vectors)
+            whole |= {row} if is_whole else set()
+    assert {row: len(vectors) for row, vectors in made.items()} == {0: 2, 2: 2, 3: 2}
+    stats, memory = engine.stats(), engine.memory()
+    assert (stats.rows_prefilling, stats.generated_tokens) == (0, 0)
+    assert stats.prompt_tokens >= 18
+    assert memory.kv == memory.prompt_cache == 0
+    engine.embed([TextsRequest(9, [[1]])])
+    engine.close()
+    engine.close()
+    assert engine.next().vectors == []
+    assert engine.stats().rows_prefilling == 0
+
+
+@pytest.mark.parametrize("is_gpu", [False, True])
+@pytest.mark.parametrize("is_device", [False, True])
+def test_a_step_that_fails_drops_every_row(is_gpu: bool, is_device: bool) -> None:
+    """And makes the next batches smaller if the device failed: they ran out of its time or memory."""
+    model = CountedModel(clock := Clock(), 1e-6, 4096)
+    engine = EmbeddingEngine(model, INFO, clock=clock, is_gpu=is_gpu)
+    engine.embed([TextsRequest(0, [[1] * 9] * 4)])
+    message = "[malloc] Unable to allocate 1073741824 bytes." if is_device else "a mistake"
+
+    def failing(*_: object) -> CountedJob:
+        raise RuntimeError(message)
+
+    begin, model.begin = model.begin, failing  # type: ignore[method-assign, assignment]
+    with pytest.raises(RuntimeError, match=re.escape(message)):
+        engine.next()
+    model.begin = begin  # type: ignore[method-assign]
+    assert engine.stats().rows_prefilling == 0
+    for _ in range(2):
+        assert engine.next().vectors == []
+    assert model.tokens_max == (2048 if is_device else 4096)
+    made, failures = run(engine, [TextsRequest(0, [[5] * 3])])
+    assert (made[0].tolist(), failures) == ([[3.0, 5.0]], [])
 
 
 def test_a_part_of_few_tokens_has_several_layers(tmp_path: Path) -> None:

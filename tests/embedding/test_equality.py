@@ -17,7 +17,7 @@ import pytest
 from tests.embedding import make_vectors
 from tests.embedding.checkpoints import NAMES, case, engine_of, run, write
 from zmqengine.engine.embedding.backend import Backend
-from zmqengine.engine.interface import RowRequest, TextsRequest, VectorEngine
+from zmqengine.engine.interface import Engine, RowRequest, TextsRequest
 
 COSINE_MIN = 1 - 1e-6
 SCORE_NEAR = 1e-5
@@ -166,7 +166,7 @@ def test_texts_of_a_pair_are_told_apart(tmp_path: Path) -> None:
     assert abs(scores[0][0, 0] - scores[0][1, 0]) > 1e-4
 
 
-def engine_and_texts(tmp_path: Path, name: str) -> tuple[VectorEngine, list[list[int]]]:
+def engine_and_texts(tmp_path: Path, name: str) -> tuple[Engine, list[list[int]]]:
     given = case(name)
     return engine_of(write(tmp_path, given)), given["texts"]
 
@@ -183,9 +183,7 @@ def test_dimensions_are_the_first_floats_made_of_length_one(name: str, tmp_path:
 DECODERS = ["llama-mean", "qwen3-last", "lfm2-mean"]
 
 
-def vectors_of(
-    engine: VectorEngine, texts: list[list[int]], *, tokens_max: int = 512
-) -> tuple[np.ndarray, int]:
+def vectors_of(engine: Engine, texts: list[list[int]], *, tokens_max: int = 512) -> tuple[np.ndarray, int]:
     """The vectors of texts of one row in chunks of at most `tokens_max`, and the tokens computed for them."""
     engine._pace.tokens_max = engine._pace._idle_tokens_max = tokens_max  # type: ignore[attr-defined]
     before = engine._prefill.prompt_tokens  # type: ignore[attr-defined]
@@ -205,7 +203,7 @@ def test_a_text_of_a_decoder_in_slices_gives_the_same_vector(name: str, tmp_path
     np.testing.assert_allclose(sliced, whole, atol=1e-5)
 
 
-def beside_streams(engine: VectorEngine, *, by_layers: bool) -> list[int]:
+def beside_streams(engine: Engine, *, by_layers: bool) -> list[int]:
     """Let texts beside rows that decode be segments of their steps, or be computed by layers of 12 tokens.
 
     Returns a list to which the latter adds the tokens of the layers of every step.
@@ -266,7 +264,7 @@ def test_a_prompt_and_texts_share_chunks(tmp_path: Path) -> None:
     assert any(vectors.row == 0 for _ in range(8) for vectors in engine.next().vectors)
 
 
-def tokens_of(engine: VectorEngine, vectors: list[np.ndarray] | None = None) -> list[int]:
+def tokens_of(engine: Engine, vectors: list[np.ndarray] | None = None) -> list[int]:
     """The tokens of the only row, up to its end, and the vectors of row 0 that came beside them."""
     tokens: list[int] = []
     while True:

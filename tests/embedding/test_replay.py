@@ -309,7 +309,7 @@ def test_a_batch_is_launched_before_the_one_before_it_is_read() -> None:
     assert late.stats().steps == 4
 
 
-def test_a_batch_in_flight_is_dropped_with_its_row_and_at_a_reset() -> None:
+def test_a_batch_in_flight_is_dropped_with_its_row_and_at_the_end() -> None:
     """Its vectors go to no later row."""
     model = Launches(clock := Clock())
     late = EmbeddingEngine(model, INFO, clock=clock, is_gpu=True)
@@ -320,6 +320,6 @@ def test_a_batch_in_flight_is_dropped_with_its_row_and_at_a_reset() -> None:
     assert [vectors.row for _ in range(2) for vectors in late.next().vectors] == [1]
     late.embed([TextsRequest(2, [[3] * 16])])
     late.next()
-    late.reset()
+    late.close()
     assert late.next().vectors == []
     assert model.events == ["launch 1", "launch 2", "read 1", "read 2", "launch 3"]

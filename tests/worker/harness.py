@@ -13,6 +13,7 @@ import zmq
 
 from zmqengine.config import WorkerConfig
 from zmqengine.engine.fake.fake_engine import FakeEngine, FakeEngineConfig
+from zmqengine.engine.fake.fake_vector_engine import FakeVectorEngine
 from zmqengine.engine.interface import RowRequest
 from zmqengine.protocol import codec, messages
 from zmqengine.protocol.addresses import Endpoints
@@ -65,7 +66,7 @@ class Harness:
     def __init__(
         self,
         directory: Path,
-        engine: FakeEngineConfig | FakeEngine | None = None,
+        engine: FakeEngineConfig | FakeEngine | FakeVectorEngine | None = None,
         *,
         memory_limit_bytes: int = 1 << 40,
         compiler: Any = None,
@@ -73,7 +74,9 @@ class Harness:
         power: PowerAssertion | None = None,
         **options: Any,
     ) -> None:
-        self.engine = FakeEngine(engine) if engine is None or isinstance(engine, FakeEngineConfig) else engine
+        self.engine: Any = FakeEngine() if engine is None else engine
+        if isinstance(engine, FakeEngineConfig):
+            self.engine = FakeEngine(engine) if engine.generates else FakeVectorEngine(engine)
         self.config = WorkerConfig(bind=f"ipc://{directory}/ctl", engine="fake:", **options)
         self.sockets = Sockets(
             Endpoints(*(f"ipc://{directory}/{name}" for name in ("ctl", "cmd", "out"))),
@@ -110,7 +113,10 @@ class Harness:
             memory_pressure=lambda: self.pressure,
             power=power or PowerAssertion(None),
             asleep_s=lambda: self.asleep_s,
+            release_buffers=self._release_buffers,
         )
+        self.released = 0
+        """Calls that released buffers."""
         self.actor = Actor(context, self.engine, self.sockets)
         self.front_ends: list[FrontEnd] = []
 
@@ -122,6 +128,9 @@ class Harness:
             front_end.say_hello()
             front_end.subscribe()
         return front_end
+
+    def _release_buffers(self) -> None:
+        self.released += 1
 
     def pass_(self, wait_ms: int = 0) -> PassReport:
         """One pass, by default one that waits for nothing; then what must hold after every pass."""

@@ -190,19 +190,16 @@ def test_an_idle_worker_gives_back_what_it_keeps_for_speed(harness: Harness) -> 
     """Once, when it has had no work for a while; and again after it has worked."""
     front_end = harness.front_end()
 
-    def released() -> int:
-        return sum(call.method == "release_buffers" for call in harness.engine.calls)
-
     for times in (1, 2):
         front_end.accepted(f"r{times}", max_tokens=3)
         front_end.wait_for_end(f"r{times}")
         harness.pass_()
-        assert released() == times - 1
+        assert harness.released == times - 1
         assert harness.actor._timers.idle_wait_ms() <= 1000 * REST_S
         for _ in range(3):
             harness.clock.advance(REST_S)
             harness.pass_()
-        assert released() == times
+        assert harness.released == times
 
 
 def test_drain_finishes_what_runs_and_answers_the_rest(make_harness: Make) -> None:

@@ -1,7 +1,8 @@
-"""The contract between the actor and an engine.
+"""The contracts between the actor and an engine.
 
-An engine holds the rows of one batch and makes one token for each of them a step. The MLX engine and the fake
-engine both follow this page. Every method is called from one thread, the one that built the engine.
+An `Engine` holds the rows of one batch and makes one token for each of them a step; it may compute vectors of texts,
+too. A `VectorEngine` computes nothing else, and has no KV caches. Engines of MLX and fake ones both follow this page.
+Every method is called from one thread, the one that built the engine.
 """
 
 from __future__ import annotations
@@ -208,7 +209,7 @@ class ModelInfo:
 
     @property
     def makes_vectors(self) -> bool:
-        """Whether its engine is a `VectorEngine`."""
+        """Whether its engine embeds texts."""
         return bool(self.dimensions or self.labels)
 
 
@@ -216,13 +217,13 @@ class ModelInfo:
 class EngineStats:
     """Rows and cached prompts now, and counters since the engine was built."""
 
-    rows_decoding: int
     rows_prefilling: int
     steps: int
     prompt_tokens: int
-    cached_tokens: int
-    generated_tokens: int
-    prompt_cache_entries: int
+    rows_decoding: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    prompt_cache_entries: int = 0
     prompt_cache: Mapping[str, int] = field(default_factory=dict)
     """Further figures of the prefix cache, by name."""
     images: Mapping[str, int] = field(default_factory=dict)
@@ -241,20 +242,21 @@ class EngineMemory:
     """
 
     weights: int
-    kv: int
-    padding: int
-    parked: int
-    prompt_cache: int
-    buffers: int
     workspace: int
+    buffers: int
     active: int
     peak: int
+    kv: int = 0
+    padding: int = 0
+    parked: int = 0
+    prompt_cache: int = 0
     images: int = 0
     """Features of images."""
     heap: int = 0
     """Bytes of `active` and `buffers` in the heap of the C library: all of them on a CPU."""
 
 
+@runtime_checkable
 class Engine(Protocol):
     """One model and its batch."""
 
@@ -291,6 +293,14 @@ class Engine(Protocol):
     def insert(self, requests: Sequence[RowRequest]) -> list[RowFailure]:
         """Add rows; their prefill starts in the next `next()`. Returns a failure for each row that could not be
         added."""
+        ...
+
+    def embed(self, requests: Sequence[TextsRequest]) -> list[RowFailure]:
+        """Add rows of texts, as `VectorEngine.embed` does, if the model makes vectors.
+
+        Between two steps such a row has the KV cache of one text at most. `park` returns 0 for it: it resumes with the
+        texts that have no vector yet.
+        """
         ...
 
     def next(self) -> StepResult:
@@ -363,10 +373,6 @@ class Engine(Protocol):
         """Run a tiny computation if the device lowers its clock when idle; returns False on other devices."""
         ...
 
-    def release_buffers(self) -> None:
-        """Release the platform's buffers for reuse. The next step is a little slower; nothing is lost."""
-        ...
-
     def stats(self) -> EngineStats:
         """Rows and counters. Cheap, and it does not wait for the device."""
         ...
@@ -380,14 +386,43 @@ class Engine(Protocol):
         ...
 
 
-@runtime_checkable
-class VectorEngine(Engine, Protocol):
-    """An engine whose model computes embeddings or scores of texts, in addition to the tokens it may generate."""
+class VectorEngine(Protocol):
+    """A model that turns texts into vectors and does nothing else: embeddings, or scores of its head."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """Facts about the model."""
+        ...
+
+    @property
+    def rows_max(self) -> int:
+        """Maximum number of rows at once."""
+        ...
 
     def embed(self, requests: Sequence[TextsRequest]) -> list[RowFailure]:
-        """Add rows of texts. Each `next()` computes at most one bounded batch of texts, of several rows together.
+        """Add rows of texts. Returns a failure for each row that could not be added."""
+        ...
 
-        Between two steps such a row has the KV cache of one text at most. `park` returns 0 for it: it resumes with the
-        texts that have no vector yet.
+    def next(self, rows_elsewhere: int = 0) -> StepResult:
+        """Compute a bounded batch of texts, of several rows together, or a part of one that takes longer.
+
+        The step is short if `rows_elsewhere` decode in other processes: they wait for the device too. An exception
+        means that every row has left. After a failure of the device the next batches are smaller.
         """
+        ...
+
+    def remove(self, rows: Iterable[int]) -> None:
+        """Drop rows. Unknown and repeated ids are no error."""
+        ...
+
+    def close(self) -> None:
+        """Drop every row. Idempotent."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """Rows and counters. Cheap; does not wait for the device. Rows of texts prefill."""
+        ...
+
+    def memory(self) -> EngineMemory:
+        """Memory in use by purpose. Cheap; does not wait for the device."""
         ...

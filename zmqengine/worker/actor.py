@@ -10,7 +10,7 @@ import time
 
 import zmq
 
-from zmqengine.engine.interface import Engine
+from zmqengine.engine.interface import Engine, VectorEngine
 from zmqengine.tcp_probes import PROBE_S, vanished_s
 from zmqengine.worker.batch import Batch, EngineBroken
 from zmqengine.worker.context import WorkerContext
@@ -46,7 +46,7 @@ class Actor:
     def __init__(
         self,
         context: WorkerContext,
-        engine: Engine,
+        engine: Engine | VectorEngine,
         sockets: Sockets,
         watchdog: Watchdog | None = None,
     ) -> None:
@@ -61,7 +61,8 @@ class Actor:
         self.outgoing = Outgoing(context, sockets.out)
         self.sessions = SessionTable(context, self.outgoing)
         self.scheduler = Scheduler(context, engine)
-        self.lifecycle = Lifecycle(context, self.scheduler, self.outgoing, engine.disk)
+        disk = engine.disk if isinstance(engine, Engine) else None
+        self.lifecycle = Lifecycle(context, self.scheduler, self.outgoing, disk)
         self.batch = Batch(context, engine, self.scheduler, self.lifecycle, self.outgoing)
         self._prompt_disk = self.lifecycle.prompt_disk
         self._heap = Heap()

@@ -6,7 +6,15 @@ import logging
 import time
 
 from zmqengine.engine.host.device_errors import DeviceError, device_error
-from zmqengine.engine.interface import Engine, RowDraft, RowFailure, RowPrefill, RowVectors, StepResult
+from zmqengine.engine.interface import (
+    Engine,
+    RowDraft,
+    RowFailure,
+    RowPrefill,
+    RowVectors,
+    StepResult,
+    VectorEngine,
+)
 from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.lifecycle import Lifecycle
 from zmqengine.worker.requests.live_request import LiveRequest
@@ -32,7 +40,7 @@ class Batch:
     def __init__(
         self,
         context: WorkerContext,
-        engine: Engine,
+        engine: Engine | VectorEngine,
         scheduler: Scheduler,
         lifecycle: Lifecycle,
         outgoing: Outgoing,
@@ -41,6 +49,10 @@ class Batch:
         self._config = config
         self._counters = context.counters
         self._engine = engine
+        self._generator = engine if isinstance(engine, Engine) else None
+        self._embedder = None if isinstance(engine, Engine) else engine
+        self._rows_elsewhere = 0
+        self._release_buffers = context.release_buffers
         self._scheduler = scheduler
         self._lifecycle = lifecycle
         self._outgoing = outgoing
@@ -56,13 +68,15 @@ class Batch:
         return self._engine.stats().rows_decoding
 
     def share_device(self, rows_decoding: int) -> None:
-        """Shorten prefill chunks for rows that decode in other workers."""
-        self._engine.share_device(rows_decoding)
+        """Shorten steps for rows that decode in other workers."""
+        self._rows_elsewhere = rows_decoding
+        if self._generator is not None:
+            self._generator.share_device(rows_decoding)
 
     def keep_warm(self) -> bool:
         """Keep an idle device's clock up; False if the device does not need it."""
         try:
-            return self._engine.keep_warm()
+            return self._generator is not None and self._generator.keep_warm()
         except Exception as error:
             fault = device_error(error)
             if fault is None:
@@ -74,7 +88,7 @@ class Batch:
 
     def release_buffers(self) -> None:
         """Release memory that only speeds up the next request."""
-        self._engine.release_buffers()
+        self._release_buffers()
 
     def step(self, report: PassReport, now_s: float) -> int:
         """Schedule, make one `next()`, and settle its results; returns the nanoseconds spent in `next()`."""
@@ -83,7 +97,7 @@ class Batch:
             if not self._scheduler.running:
                 return 0
             started_ns = time.perf_counter_ns()
-            result = self._engine.next()
+            result = self._next()
             step_ns = time.perf_counter_ns() - started_ns
             self._counters.latencies.now_s = now_s + step_ns / 1e9
         except Exception as error:  # noqa: BLE001 - one failure becomes terminal answers, or the end of the process
@@ -97,6 +111,9 @@ class Batch:
         prefill_tokens_per_s = self._scheduler.note_step(report.tokens, rows, step_ns / 1e9 - result.images_s)
         self._lifecycle.prompt_disk.note_prefill(prefill_tokens_per_s)
         return step_ns
+
+    def _next(self) -> StepResult:
+        return self._engine.next() if self._embedder is None else self._embedder.next(self._rows_elsewhere)
 
     def _schedule(self, report: PassReport, now_s: float) -> None:
         self._lifecycle.take_prepared(now_s)
@@ -212,15 +229,21 @@ class Batch:
                 f"{config.engine_failures_max + 1} engine failures in "
                 f"{config.engine_failures_window_s:g} s, the last one: {error}"
             ) from error
-        try:
-            self._engine.reset()
-        except Exception as second:
-            raise EngineBroken(f"the engine could not be reset: {second}") from second
-        if fault is not None:
-            log.warning("smaller prefill chunks", extra={"tokens_max": self._engine.shrink_chunk()})
+        if self._generator is not None:
+            _reset(self._generator, fault)
         scheduler.free_all()
         for request in guilty:
             self._lifecycle.end(request, "error", f"generating this request failed: {error}")
+
+
+def _reset(engine: Engine, fault: DeviceError | None) -> None:
+    """Drop every row; after a failure of the device the next chunks are smaller."""
+    try:
+        engine.reset()
+    except Exception as second:
+        raise EngineBroken(f"the engine could not be reset: {second}") from second
+    if fault is not None:
+        log.warning("smaller prefill chunks", extra={"tokens_max": engine.shrink_chunk()})
 
 
 def _lost(fault: DeviceError, error: Exception) -> EngineBroken:

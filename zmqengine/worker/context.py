@@ -42,6 +42,8 @@ class WorkerContext:
     """Seconds that the machine has slept in all."""
     memory_pressure: Source = lambda: "normal"
     """Pressure on the memory that the engine's device shares with the system."""
+    release_buffers: Callable[[], None] = lambda: None
+    """Release the platform's memory for reuse. The next step is a little slower; nothing is lost."""
     tokenizer_json: bytes | None = None
     """Decoder of tokens to text, for the log."""
 

@@ -206,6 +206,7 @@ class Worker:
             opened.memory_limit_bytes,
             memory_share=opened.memory_share,
             memory_pressure=opened.memory_pressure,
+            release_buffers=opened.release_buffers,
             power=power_assertion(wanted=self._config.keep_awake),
             asleep_s=asleep_s,
             compiler=opened.compiler,

@@ -52,13 +52,14 @@ class Opened:
     `memory_limit_bytes`: the engine's memory limit, weights included.
     """
 
-    engine: Engine
+    engine: Engine | VectorEngine
     tokenizer: TokenizerBundle
     memory_limit_bytes: int
     facts: dict[str, str]
     compiler: ConstraintCompiler | None = None
     memory_share: MemoryShare | None = None
     memory_pressure: Source = lambda: "normal"
+    release_buffers: Callable[[], None] = lambda: None
 
     def close(self) -> None:
         """Free the engine, and withdraw its claim on memory."""
@@ -80,15 +81,15 @@ def open_engine(
     return _open_mlx(config, report, wake, probe=probe)
 
 
-def warm_up(engine: Engine) -> None:
+def warm_up(engine: Engine | VectorEngine) -> None:
     """Take one short row through prefill and decode, and remove it, even if a step raises.
 
     The row has a mask: the kernel that applies masks may take a second to compile. A model of vectors computes one
     first.
     """
-    if isinstance(engine, VectorEngine):
+    if engine.info.makes_vectors:
         _warm_up_vectors(engine)
-    if not engine.info.generates:
+    if not engine.info.generates or not isinstance(engine, Engine):
         return
     prompt = [0] * min(8, engine.info.context_tokens - 2)
     probe = RowRequest(row=-1, prompt=prompt, max_tokens=2, grammar=NeverBegins())
@@ -105,9 +106,7 @@ def warm_up(engine: Engine) -> None:
         engine.remove([-1])
 
 
-def _warm_up_vectors(engine: VectorEngine) -> None:
-    if not engine.info.makes_vectors:
-        return
+def _warm_up_vectors(engine: Engine | VectorEngine) -> None:
     output: Literal["embedding", "score"] = "embedding" if engine.info.dimensions else "score"
     try:
         engine.embed([TextsRequest(row=-1, texts=[[0] * min(8, engine.info.context_tokens)], output=output)])
@@ -118,12 +117,12 @@ def _warm_up_vectors(engine: VectorEngine) -> None:
         engine.remove([-1])
 
 
-def measure_disk(engine: Engine) -> None:
+def measure_disk(engine: Engine | VectorEngine) -> None:
     """Measure whether a restore from disk is faster than prefill, where the prefix cache is on disk.
 
     The prompts of this measurement are removed from the engine.
     """
-    if engine.disk is None:
+    if not isinstance(engine, Engine) or engine.disk is None:
         return
     rate = 0.0
     for token, wanted in enumerate(MEASURED_TOKENS):
@@ -168,6 +167,7 @@ def _open_mlx(config: WorkerConfig, report: Report, wake: Callable[[], None], *,
     from zmqengine.engine.open import find_encoder_backend, open_mlx_engine  # isort: skip - it chooses what MLX binds to
     from zmqengine.checkpoint.recipe import read_recipe
     from zmqengine.engine.embedding.opening import open_encoder, read_texts
+    from zmqengine.engine.host.device_memory import release_buffers
     from zmqengine.engine.load.loader import find_directory
     from zmqengine.worker.requests.constraint_compiler import ConstraintCompiler
 
@@ -215,6 +215,7 @@ def _open_mlx(config: WorkerConfig, report: Report, wake: Callable[[], None], *,
             facts={**encoder.facts, **facts},
             memory_share=share,
             memory_pressure=memory_pressure,
+            release_buffers=release_buffers,
         )
     opened = open_mlx_engine(
         str(directory), config, name=named, limit_memory=limit_memory, report=report, wake=wake
@@ -231,6 +232,7 @@ def _open_mlx(config: WorkerConfig, report: Report, wake: Callable[[], None], *,
         compiler=compiler,
         memory_share=share,
         memory_pressure=memory_pressure,
+        release_buffers=release_buffers,
     )
 
 
@@ -262,12 +264,13 @@ def _open_fake(config: WorkerConfig) -> Opened:
 
     from zmqengine.engine.fake.fake_engine import FakeEngine, FakeEngineConfig
     from zmqengine.engine.fake.fake_tokenizer import CHAT_TEMPLATE, END, VISION_TEMPLATE, fake_tokenizer_json
+    from zmqengine.engine.fake.fake_vector_engine import FakeVectorEngine
 
     try:
         fake = FakeEngineConfig.from_json(config.engine.removeprefix("fake:") or "{}")
         if config.model_name:
             fake = msgspec.structs.replace(fake, name=config.model_name)
-        engine = FakeEngine(fake)
+        engine = FakeEngine(fake) if fake.generates else FakeVectorEngine(fake)
     except msgspec.DecodeError as error:
         raise ConfigError(f"the fake engine's configuration is wrong: {error}") from None
     card = engine.info.vision

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -15,6 +16,8 @@ from zmqengine.worker.wire.outgoing import FRAME_TOKENS_MAX
 
 WIDTH = 24
 CONFIG = FakeEngineConfig(dimensions=WIDTH, prefill_chunk=32)
+on_both_engines = pytest.mark.parametrize("generates", [True, False])
+"""An engine that generates too, and a `VectorEngine`."""
 
 
 def texts(count: int, first: int = 0) -> list[list[int]]:
@@ -30,9 +33,12 @@ def expect_whole(front_end: FrontEnd, request: str, given: list[list[int]], widt
         np.testing.assert_array_equal(vector, fake_vector(text, width))
 
 
-def test_many_texts_come_back_in_order_with_one_end(make_harness: Callable[..., Harness]) -> None:
+@on_both_engines
+def test_many_texts_come_back_in_order_with_one_end(
+    make_harness: Callable[..., Harness], generates: bool
+) -> None:
     """Each pass computes a bounded number of tokens, and its vectors go out with it."""
-    harness = make_harness(CONFIG)
+    harness = make_harness(msgspec.structs.replace(CONFIG, generates=generates))
     front_end = harness.front_end()
     given = texts(200)
     front_end.embed("e", given)
@@ -110,9 +116,64 @@ def test_a_failed_step_costs_no_vector(make_harness: Callable[..., Harness]) -> 
     assert harness.actor.counters.vectors == 90
 
 
-def test_an_abort_and_a_deadline_end_an_embed_that_runs(make_harness: Callable[..., Harness]) -> None:
+@on_both_engines
+def test_an_urgent_embed_takes_the_row_of_another_which_goes_on_later(
+    make_harness: Callable[..., Harness], generates: bool
+) -> None:
+    """No vector is lost or computed twice."""
+    config = FakeEngineConfig(dimensions=WIDTH, prefill_chunk=8, rows_max=1, generates=generates)
+    harness = make_harness(config)
+    flood, query = harness.front_end(), harness.front_end()
+    flood.embed("e", texts(50))
+    harness.run_until(lambda: harness.actor.scheduler.running)
+    query.embed("q", texts(3, 7), priority=0)
+    query.wait_for_end("q")
+    assert harness.actor.counters.parked == 1
+    assert "e" not in flood.ends
+    flood.wait_for_end("e")
+    expect_whole(flood, "e", texts(50))
+    expect_whole(query, "q", texts(3, 7))
+    assert harness.actor.counters.vectors == 53
+
+
+@pytest.mark.parametrize("message", ["", "[malloc] Unable to allocate 1073741824 bytes."])
+def test_a_failed_step_of_an_engine_of_vectors_costs_none(
+    make_harness: Callable[..., Harness], message: str
+) -> None:
+    """Every row has left it then, whatever failed; texts without a vector are computed again."""
+    faults = (FakeFault(place="next", action="raise", index=2, message=message),)
+    config = FakeEngineConfig(dimensions=WIDTH, prefill_chunk=16, faults=faults, generates=False)
+    harness = make_harness(config)
+    front_end = harness.front_end()
+    given = {f"e{number}": texts(30, number) for number in range(3)}
+    for request, some in given.items():
+        front_end.embed(request, some)
+    assert [end.finish for end in front_end.wait_for_end(*given)] == ["stop"] * 3
+    assert harness.actor.counters.engine_failures == 1
+    for request, some in given.items():
+        expect_whole(front_end, request, some)
+    assert harness.actor.counters.vectors == 90
+
+
+def test_steps_of_an_engine_of_vectors_are_short_beside_rows_of_other_workers(
+    make_harness: Callable[..., Harness],
+) -> None:
+    """It is told with each step how many decode there."""
+    harness = make_harness(msgspec.structs.replace(CONFIG, generates=False))
+    front_end = harness.front_end()
+    for rows in (3, 0):
+        harness.actor.batch.share_device(rows)
+        front_end.embed(f"e{rows}", texts(9))
+        front_end.wait_for_end(f"e{rows}")
+        assert harness.engine.rows_elsewhere == rows
+
+
+@on_both_engines
+def test_an_abort_and_a_deadline_end_an_embed_that_runs(
+    make_harness: Callable[..., Harness], generates: bool
+) -> None:
     """Its row leaves the engine; what it had is sent."""
-    harness = make_harness(FakeEngineConfig(dimensions=WIDTH, prefill_chunk=8))
+    harness = make_harness(FakeEngineConfig(dimensions=WIDTH, prefill_chunk=8, generates=generates))
     front_end = harness.front_end()
     front_end.embed("e", texts(200))
     front_end.embed("d", texts(200), deadline_ms=1000)

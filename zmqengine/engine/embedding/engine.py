@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 import numpy as np
 
-from zmqengine.engine.disk_cache import DiskCache
-from zmqengine.engine.host.device_memory import limit_mlx
+from zmqengine.engine.host.device_errors import device_error
 from zmqengine.engine.interface import (
     EngineMemory,
     EngineStats,
     ModelInfo,
     RowFailure,
-    RowRequest,
     StepResult,
     TextsRequest,
 )
 from zmqengine.engine.step.pacing import StepPace
 from zmqengine.engine.step.step_clock import StepClock
 from zmqengine.engine.texts.text_rows import TextPlace, TextRows
+
+log = logging.getLogger("zmqengine.engine")
 
 SHARED_STEP_S = 0.005
 """Target of the time of a step while another process decodes: a part of what its step takes on the fastest devices."""
@@ -68,7 +69,7 @@ class VectorModel(Protocol):
 
 
 class EmbeddingEngine:
-    """A `VectorEngine` without rows that generate.
+    """A `VectorEngine` on a model of MLX.
 
     A step computes one batch, whose size follows the measured speed as that of prefill chunks does. A text that takes
     longer by itself goes on in the next step: after a layer, or several. `step_s`: target of the time of a step, for
@@ -89,9 +90,6 @@ class EmbeddingEngine:
         self._model = model
         self.info = info
         self.rows_max = rows_max
-        self.step_tokens_max = 1
-        self.disk: DiskCache | None = None
-        self.images_bytes_max = self.padding_bytes_max = self.empty_bytes = 0
         self._clock = StepClock(computes=not is_gpu) if clock is None else clock
         self._step_s = step_s
         self._pace = StepPace(model.tokens_max, model.tokens_max, step_s, gpu=is_gpu)
@@ -112,29 +110,33 @@ class EmbeddingEngine:
                 self._texts.add(request)
         return failures
 
-    def insert(self, requests: Sequence[RowRequest]) -> list[RowFailure]:
-        """Fail: an encoder generates nothing."""
-        return [RowFailure(request.row, "the model generates no text") for request in requests]
-
     def remove(self, rows: Iterable[int]) -> None:
         """Drop rows. Their texts in a batch under way are computed and dropped."""
         for row in rows:
             self._texts.rows.pop(row, None)
 
-    def park(self, row: int) -> int:
-        """Take a row out. Nothing is kept of texts."""
-        self.remove([row])
-        return 0
-
-    def reset(self) -> None:
-        """Drop every row."""
-        self._texts = TextRows()
-        self._job = self._launched = None
-
     # --- a step ---
 
-    def next(self) -> StepResult:
+    def next(self, rows_elsewhere: int = 0) -> StepResult:
         """Compute a batch of texts, or the next part of one that takes longer."""
+        self._pace.target_s = min(self._step_s, SHARED_STEP_S) if rows_elsewhere else self._step_s
+        try:
+            return self._step()
+        except Exception as error:
+            self.close()
+            if device_error(error) is not None:
+                self._shrink()
+            raise
+
+    def _shrink(self) -> None:
+        mx.clear_cache()
+        before, self._model.tokens_max = self._model.tokens_max, self._pace.shrink()
+        if self._model.tokens_max == before:
+            # On a GPU the pace gives up chunks for bursts first, which texts have none of.
+            self._model.tokens_max = self._pace.shrink()
+        log.warning("smaller batches of texts", extra={"tokens_max": self._model.tokens_max})
+
+    def _step(self) -> StepResult:
         result = StepResult()
         tokens_max, tokens = self._pace.choose(decoding=0, waiting=0), 0
         before, self._launched = self._launched, None
@@ -164,58 +166,24 @@ class EmbeddingEngine:
         second = [of_row[place.text] if of_row else 0 for of_row, place in zip(seconds, places, strict=True)]
         return _Batch(self._model.begin([self._texts.text(place) for place in places], second), places)
 
-    # --- limits and figures ---
-
-    def shrink_chunk(self) -> int:
-        """Halve the most tokens of a batch; returns the new bound."""
-        self._model.tokens_max = self._pace.shrink()
-        return self._model.tokens_max
-
-    def project_bytes(self, tokens: int) -> int:
-        """0: there is no KV cache."""
-        return 0
-
-    def limit_prompt_cache(self, bytes_max: int) -> int:
-        """0: there is no prefix cache."""
-        return 0
-
-    def limit_memory(self, bytes_max: int) -> None:
-        """Bound MLX's memory to `bytes_max`."""
-        limit_mlx(bytes_max, self.info.parameter_bytes)
-
-    def share_device(self, rows_decoding: int) -> None:
-        """Keep steps short while rows of other processes decode, which wait for the device too."""
-        self._pace.target_s = min(self._step_s, SHARED_STEP_S) if rows_decoding else self._step_s
-
-    def keep_warm(self) -> bool:
-        """False: nothing was run."""
-        return False
-
-    def release_buffers(self) -> None:
-        """Give back the buffers of arrays that are gone."""
-        mx.clear_cache()
-
     def stats(self) -> EngineStats:
         """Rows of texts count as rows that prefill."""
-        return EngineStats(0, len(self._texts.rows), self._steps, self._texts_tokens, 0, 0, 0)
+        return EngineStats(len(self._texts.rows), self._steps, self._texts_tokens)
 
     def memory(self) -> EngineMemory:
         """Weights and the workspace of a batch."""
         return EngineMemory(
             weights=self.info.parameter_bytes,
-            kv=0,
-            padding=0,
-            parked=0,
-            prompt_cache=0,
-            buffers=mx.get_cache_memory(),
             workspace=self._model.workspace_bytes,
+            buffers=mx.get_cache_memory(),
             active=mx.get_active_memory(),
             peak=mx.get_peak_memory(),
         )
 
     def close(self) -> None:
         """Drop every row. Idempotent."""
-        self.reset()
+        self._texts = TextRows()
+        self._job = self._launched = None
 
 
 class _Batch(NamedTuple):

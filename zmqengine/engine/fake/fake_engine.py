@@ -78,7 +78,8 @@ class FakeEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     With `vision` it sees: its tokens depend on the contents of images, each of which takes a step of its own before its
     row begins, once in a scope.
 
-    With `dimensions` it makes embeddings and with `labels` scores, of `prefill_chunk` tokens of text a step.
+    With `dimensions` it makes embeddings and with `labels` scores, of `prefill_chunk` tokens of text a step; one that
+    does not generate is a `FakeVectorEngine`.
     """
 
     name: str = "fake"
@@ -129,6 +130,11 @@ class FakeCall(NamedTuple):
     method: str
     thread: int
     rows: tuple[int, ...]
+
+    @classmethod
+    def here(cls, method: str, rows: Iterable[int]) -> FakeCall:
+        """A call on this thread."""
+        return cls(method, threading.get_ident(), tuple(rows))
 
 
 def expected_tokens(request: RowRequest, config: FakeEngineConfig | None = None) -> list[int]:
@@ -286,10 +292,6 @@ class FakeEngine:
         self._record("keep_warm", ())
         return self.lowers_clock
 
-    def release_buffers(self) -> None:
-        """There are none."""
-        self._record("release_buffers", ())
-
     def stats(self) -> EngineStats:
         """Real counters."""
         self._record("stats", ())
@@ -393,7 +395,7 @@ class FakeEngine:
         return memory
 
     def _record(self, method: str, rows: Iterable[int]) -> None:
-        self.calls.append(FakeCall(method, threading.get_ident(), tuple(rows)))
+        self.calls.append(FakeCall.here(method, rows))
 
 
 class _Row:

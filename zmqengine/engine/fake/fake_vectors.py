@@ -30,6 +30,8 @@ class FakeTexts:
         self._dimensions = dimensions
         self._labels = labels
         self.rows: dict[int, TextsRequest] = {}
+        self.tokens = 0
+        """Tokens of the texts whose vectors were made."""
         self._made: dict[int, int] = {}
 
     def add(self, request: TextsRequest) -> None:
@@ -58,6 +60,7 @@ class FakeTexts:
             if last == first:
                 return
             self._made[row] = last
+            self.tokens += sum(lengths[first:last])
             vectors = _stacked([self._vector(request, index) for index in range(first, last)])
             result.prefills.append(RowPrefill(row, sum(lengths[:last]), sum(lengths), 0))
             result.vectors.append(RowVectors(row, vectors, last == len(lengths)))

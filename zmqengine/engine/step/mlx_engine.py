@@ -407,10 +407,6 @@ class MlxEngine:
         mx.eval(mx.ones((8, 8)) @ mx.ones((8, 8)))
         return True
 
-    def release_buffers(self) -> None:
-        """Release MLX's buffers of freed arrays."""
-        mx.clear_cache()
-
     def stats(self) -> EngineStats:
         """Rows and counters."""
         prefill = self._prefill

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zmqengine.engine.interface import Engine, EngineMemory
+from zmqengine.engine.interface import Engine, EngineMemory, VectorEngine
 from zmqengine.errors import ConfigError
 from zmqengine.worker.process.memory_pressure import Level
 
@@ -24,13 +24,15 @@ class MemoryLedger:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Engine | VectorEngine,
         *,
         limit_bytes: int,
         prompt_cache_share: float,
         prompt_cache_bytes: int | None = None,
     ) -> None:
         self._engine = engine
+        # An engine of vectors has no KV caches.
+        self._generator = engine if isinstance(engine, Engine) else None
         self._prompt_cache_share = prompt_cache_share
         self._prompt_cache_bytes = prompt_cache_bytes
         self.limit_bytes = limit_bytes
@@ -39,7 +41,7 @@ class MemoryLedger:
         """The most bytes that pixels of images take."""
         taken = self._taken_bytes(limit_bytes)
         self.kv_bytes_max = limit_bytes - taken
-        if self.kv_bytes_max < engine.project_bytes(2):
+        if self.kv_bytes_max < self.project_bytes(2):
             raise ConfigError(
                 f"weights, padding and workspace take {taken} bytes, which leaves nothing of the memory limit of "
                 f"{limit_bytes}: raise --memory-limit or take a smaller model"
@@ -51,11 +53,12 @@ class MemoryLedger:
     def resize(self, limit_bytes: int, least_bytes: int) -> None:
         """Change the limit. It leaves at least the reserved bytes, and `least_bytes`, for rows."""
         taken = self._taken_bytes(limit_bytes)
-        least_bytes = max(least_bytes, self.reserved_bytes, self._engine.project_bytes(2))
+        least_bytes = max(least_bytes, self.reserved_bytes, self.project_bytes(2))
         self.limit_bytes, self.kv_bytes_max = limit_bytes, limit_bytes - taken
         self.kv_bytes_max = max(self.kv_bytes_max, least_bytes)
         self.limit_bytes = self.kv_bytes_max + taken
-        self._engine.limit_memory(self.limit_bytes)
+        if self._generator is not None:
+            self._generator.limit_memory(self.limit_bytes)
 
     def relieve(self, level: Level) -> None:
         """Bound the prefix cache while the system is short of memory: to half of its present size, or to nothing."""
@@ -78,29 +81,35 @@ class MemoryLedger:
     def settle(self) -> None:
         """Limit the prefix cache to the memory that rows leave. Called before every step, so that the limit holds
         during it."""
+        if self._generator is None:
+            return
         most = self._prompt_cache_bytes
         if most is None:
             most = int(self.kv_bytes_max * self._prompt_cache_share)
         left_bytes = self.kv_bytes_max - self.reserved_bytes
         # Memory of allocated but empty rows is not free for the prefix cache.
-        room = max(0, min(most, left_bytes - self._engine.empty_bytes))
+        room = max(0, min(most, left_bytes - self._generator.empty_bytes))
         if self._relief_bytes is not None:
             room = min(room, self._relief_bytes)
         if room != self._room_told:
             self._room_told = room
-            self._engine.limit_prompt_cache(room)
+            self._generator.limit_prompt_cache(room)
 
     @property
     def prompt_cache_bytes(self) -> int:
         """Limit of the prefix cache, in bytes."""
         return max(0, self._room_told)
 
+    def project_bytes(self, tokens: int) -> int:
+        """Maximum bytes of KV cache of a row of `tokens`."""
+        return 0 if self._generator is None else self._generator.project_bytes(tokens)
+
     def largest_tokens(self, tokens_max: int) -> int:
         """Maximum tokens, up to `tokens_max`, that fit in memory for a single row; at least 1."""
         low, high = 1, tokens_max
         while low < high:
             middle = (low + high + 1) // 2
-            if self._engine.project_bytes(middle) <= self.kv_bytes_max:
+            if self.project_bytes(middle) <= self.kv_bytes_max:
                 low = middle
             else:
                 high = middle - 1
@@ -109,8 +118,10 @@ class MemoryLedger:
     def _taken_bytes(self, limit_bytes: int) -> int:
         memory = self._engine.memory()
         workspace = max(memory.workspace, int(limit_bytes * WORKSPACE_SHARE))
-        images = self._engine.images_bytes_max + self.pixels_bytes_max
-        return memory.weights + self._engine.padding_bytes_max + images + workspace
+        taken = memory.weights + workspace + self.pixels_bytes_max
+        if self._generator is None:
+            return taken
+        return taken + self._generator.padding_bytes_max + self._generator.images_bytes_max
 
     def parts(self, memory: EngineMemory) -> dict[str, int]:
         """Bytes by purpose, and the limit on their sum, for metrics."""

@@ -59,7 +59,7 @@ class Scheduler:
     `order`, `memory`, `rates` and `recovery` hold the facts it decides from; none of them knows the scheduler.
     """
 
-    def __init__(self, context: WorkerContext, engine: Engine) -> None:
+    def __init__(self, context: WorkerContext, engine: Engine | VectorEngine) -> None:
         config = context.config
         self.order = ServiceOrder(queue_max=context.limits.queued_max, ageing_s=config.ageing_s)
         self.rates = ServiceRates()
@@ -77,10 +77,10 @@ class Scheduler:
         self.pressure: Level = "normal"
         self.away: Away | None = None
         self._engine = engine
-        self._vector_engine = engine if isinstance(engine, VectorEngine) else None
+        self._generator = engine if isinstance(engine, Engine) else None
         self._counters = context.counters
         # A row's KV cache is up to two steps ahead of its output: the step being settled and the one in flight.
-        self._ahead_tokens = 2 * engine.step_tokens_max
+        self._ahead_tokens = 0 if self._generator is None else 2 * self._generator.step_tokens_max
         self._growth_tokens = max(config.growth_tokens, self._ahead_tokens)
         self._context_tokens = context.limits.context_tokens_max
         self._tokens_max = self.memory.largest_tokens(self._context_tokens)
@@ -120,7 +120,7 @@ class Scheduler:
         """Raise `NeverFits` for a request of more `tokens` than fit in memory alone, `named` so in the error."""
         if tokens > self._tokens_max:
             raise NeverFits(
-                f"{named} needs {self._engine.project_bytes(tokens)} bytes of KV "
+                f"{named} needs {self.memory.project_bytes(tokens)} bytes of KV "
                 f"cache, the worker has {self.memory.kv_bytes_max}: the largest request that fits has "
                 f"{self._tokens_max} tokens of prompt and output; shorten it or raise --memory-limit"
             )
@@ -249,9 +249,9 @@ class Scheduler:
         self.running[request.row] = request
         self._counters.latencies.admitted(request)
         if request.embeds:
-            assert self._vector_engine is not None, "the model was checked"
-            return self._vector_engine.embed([request.texts_request(request.row)])
-        return self._engine.insert([request.row_request(request.row)])
+            return self._engine.embed([request.texts_request(request.row)])
+        assert self._generator is not None, "the model was checked"
+        return self._generator.insert([request.row_request(request.row)])
 
     def _set_aside(self, request: LiveRequest) -> None:
         """Waiting to preparing: the request keeps its place and its arrival, and delays no other."""
@@ -263,7 +263,11 @@ class Scheduler:
 
     def _preempt(self, request: LiveRequest, now_s: float) -> None:
         """Running to waiting. The prefix cache keeps the row's tokens for its return, if it has room."""
-        kept = self._engine.park(request.row)
+        kept = 0
+        if self._generator is not None:
+            kept = self._generator.park(request.row)
+        else:
+            self._engine.remove([request.row])
         request.parked_row = request.row
         self.free(request)
         self._counters.parked += 1
@@ -337,7 +341,7 @@ class Scheduler:
         largest = max(
             (least[request] if request.is_open else request.tokens_max for request in live), default=0
         )
-        self.memory.resize(limit_bytes, self._engine.project_bytes(largest))
+        self.memory.resize(limit_bytes, self.memory.project_bytes(largest))
         self._tokens_max = self.memory.largest_tokens(self._context_tokens)
         for request in live:
             if request.is_open:
@@ -366,7 +370,7 @@ class Scheduler:
         """Tokens and bytes of a request's next reservation: its present tokens or reservation, and one growth."""
         held = max(request.tokens_held, request.reserved_tokens)
         tokens = min(held + self._growth_tokens, request.tokens_max)
-        return tokens, self._engine.project_bytes(tokens)
+        return tokens, self.memory.project_bytes(tokens)
 
     # --- charging: flows pay for tokens, and steps are measured ---
 
