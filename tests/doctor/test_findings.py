@@ -178,6 +178,12 @@ def test_a_wired_limit_beyond_the_weights_is_a_warning() -> None:
         assert bad(workers._wired(told)) == [("warn", "wired")]
 
 
+def test_a_worker_that_gives_way_to_others_is_a_warning() -> None:
+    """omlx #3706: on macOS 27 its work on the GPU ends as a timeout."""
+    assert list(workers._nice("")) == []
+    assert bad(workers._nice("5")) == [("warn", "nice")]
+
+
 class Answers(http.server.BaseHTTPRequestHandler):
     """Whatever a program at the port may say, by path."""
 

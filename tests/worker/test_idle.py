@@ -63,6 +63,21 @@ def test_the_gpu_is_kept_warm_for_a_minute_after_the_last_request(make_harness) 
     assert harness.actor._timers._idle.next_s() is None
 
 
+def test_a_gpu_that_another_worker_uses_is_not_kept_warm(make_harness) -> None:
+    """omlx #3706: small work beside a busy process has timed out; and that process keeps it warm."""
+    harness: Harness = make_harness(lease_ms=86_400_000)
+    harness.engine.lowers_clock = True
+    serve_one(harness)
+    harness.pass_()
+    harness.actor.batch.share_device(2)
+    before = calls(harness, "keep_warm")
+    idle(harness, 10)
+    assert calls(harness, "keep_warm") == before
+    harness.actor.batch.share_device(0)
+    idle(harness, 10)
+    assert calls(harness, "keep_warm") - before == pytest.approx(10 / WARM_EVERY_S, abs=2)
+
+
 @pytest.mark.parametrize(("lowers_clock", "gpu_warm_s", "asked"), [(False, 60.0, 1), (True, 0.0, 0)])
 def test_other_devices_rest_after_a_few_seconds(
     make_harness, lowers_clock: bool, gpu_warm_s: float, asked: int

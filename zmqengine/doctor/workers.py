@@ -77,6 +77,7 @@ def _answers(address: str, description: Description, status: Status) -> Iterator
             "warn", "memory", text, "fewer or shorter chats, a higher --memory-limit, or a smaller model"
         )
     yield from _wired(status.facts.get("wired", ""))
+    yield from _nice(status.facts.get("nice", ""))
     if status.numbers.get("restarts"):
         text = f"it was started again {status.numbers['restarts']:.0f} times"
         yield Finding("warn", "restarts", text, "its log says why")
@@ -89,3 +90,12 @@ def _wired(wired: str) -> Iterator[Finding]:
     elif wired:
         text = f"the wired limit is {wired}; more than the weights can make macOS panic"
         yield Finding("warn", "wired", text, "--wired-limit weights, see docs/macs.md")
+
+
+def _nice(nice: str) -> Iterator[Finding]:
+    """How far a worker on macOS gives way to other programs, as it reports it; empty where it does not."""
+    if nice:
+        text = (
+            f"it runs with nice {nice}: macOS may end its work on the GPU beside programs of higher priority"
+        )
+        yield Finding("warn", "nice", text, "start it without nice; in zsh: setopt no_bg_nice, or without &")

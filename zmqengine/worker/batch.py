@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from zmqengine.engine.host.device_errors import DeviceError, device_error
+from zmqengine.engine.host.device_errors import ONCE_S, DeviceError, device_error
 from zmqengine.engine.interface import (
     Engine,
     RowDraft,
@@ -52,6 +52,9 @@ class Batch:
         self._generator = engine if isinstance(engine, Engine) else None
         self._embedder = None if isinstance(engine, Engine) else engine
         self._rows_elsewhere = 0
+        self._chunk_tokens: int | None = None
+        self._timeout_s: float | None = None
+        self._clock = context.clock
         self._release_buffers = context.release_buffers
         self._scheduler = scheduler
         self._lifecycle = lifecycle
@@ -74,14 +77,16 @@ class Batch:
             self._generator.share_device(rows_decoding)
 
     def keep_warm(self) -> bool:
-        """Keep an idle device's clock up; False if the device does not need it."""
+        """Keep an idle device's clock up; False if the device does not need it, or other workers use it."""
+        if self._rows_elsewhere:
+            return False
         try:
             return self._generator is not None and self._generator.keep_warm()
         except Exception as error:
             fault = device_error(error)
             if fault is None:
                 raise
-            if fault.remedy == "exit":
+            if self._is_lost(fault, self._clock()):
                 raise _lost(fault, error) from error
             log.warning("the device was not kept warm", extra={"device": fault.name})
             return True
@@ -216,8 +221,15 @@ class Batch:
             },
             exc_info=error,
         )
-        if fault is not None and fault.remedy == "exit":
-            raise _lost(fault, error) from error
+        if fault is not None:
+            if self._is_lost(fault, now_s):
+                raise _lost(fault, error) from error
+            if not in_engine:
+                # Nothing was computed for anybody.
+                return
+            is_smaller = self._shrink()
+            if fault.remedy == "shrink" and not is_smaller:
+                fault = None
         if fault is None:
             guilty = scheduler.recovery.failed(in_engine, now_s)
         else:
@@ -229,21 +241,35 @@ class Batch:
                 f"{config.engine_failures_max + 1} engine failures in "
                 f"{config.engine_failures_window_s:g} s, the last one: {error}"
             ) from error
-        if self._generator is not None:
-            _reset(self._generator, fault)
+        self._reset()
         scheduler.free_all()
         for request in guilty:
             self._lifecycle.end(request, "error", f"generating this request failed: {error}")
 
+    def _is_lost(self, fault: DeviceError, now_s: float) -> bool:
+        """Whether the process has to end for a failure of the device."""
+        if fault.remedy != "once":
+            return fault.remedy == "exit"
+        before_s, self._timeout_s = self._timeout_s, now_s
+        return before_s is not None and now_s - before_s < ONCE_S
 
-def _reset(engine: Engine, fault: DeviceError | None) -> None:
-    """Drop every row; after a failure of the device the next chunks are smaller."""
-    try:
-        engine.reset()
-    except Exception as second:
-        raise EngineBroken(f"the engine could not be reset: {second}") from second
-    if fault is not None:
-        log.warning("smaller prefill chunks", extra={"tokens_max": engine.shrink_chunk()})
+    def _shrink(self) -> bool:
+        """Have smaller prefill chunks; False if they are as small as they get."""
+        if self._generator is None:
+            # It shrinks its batches by itself.
+            return False
+        before, self._chunk_tokens = self._chunk_tokens, self._generator.shrink_chunk()
+        log.warning("smaller prefill chunks", extra={"tokens_max": self._chunk_tokens})
+        return before != self._chunk_tokens
+
+    def _reset(self) -> None:
+        if self._generator is None:
+            # Every row has left it.
+            return
+        try:
+            self._generator.reset()
+        except Exception as second:
+            raise EngineBroken(f"the engine could not be reset: {second}") from second
 
 
 def _lost(fault: DeviceError, error: Exception) -> EngineBroken:

@@ -22,6 +22,7 @@ from zmqengine.worker.intake.control_thread import ControlThread
 from zmqengine.worker.open_engine import Opened, measure_disk, open_engine, warm_up
 from zmqengine.worker.process import logs
 from zmqengine.worker.process.heap import set_apart, share_one_arena
+from zmqengine.worker.process.niceness import nice_facts
 from zmqengine.worker.process.parent import (
     EXIT_FAILED,
     EXIT_HOPELESS,
@@ -186,7 +187,7 @@ class Worker:
         )
         self._shared_status.limits = limits
         self._shared_status.tokenizer = opened.tokenizer
-        self._shared_status.facts = {**opened.facts, "model": self._config.model}
+        self._shared_status.facts = {**opened.facts, **nice_facts(), "model": self._config.model}
         self._shared_status.model = ModelCard(
             name=info.name,
             vocab_size=info.vocab_size,

@@ -29,7 +29,7 @@ class EngineHarness(Harness):
         assert set(rows) == set(self.actor.scheduler.running)
 
 
-@pytest.mark.parametrize("name", ["metal memory", "metal timeout"])
+@pytest.mark.parametrize("name", ["metal memory", "metal interactivity"])
 def test_the_engine_repeats_what_mlx_could_not_compute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
