@@ -16,6 +16,8 @@ from zmqengine.testing import FakeWorker
 from zmqengine_client.core import liveness
 from zmqengine_client.core.session import ClientSession
 
+pytestmark = pytest.mark.process
+
 Connect = Callable[..., Any]
 either = pytest.mark.parametrize("connect", ["async"], indirect=True)
 """What only the core decides, which is the same behind both clients: once is enough."""

@@ -28,6 +28,8 @@ from zmqengine_client import (
     TokenStream,
 )
 
+pytestmark = pytest.mark.process
+
 HANG_S = 60.0
 
 

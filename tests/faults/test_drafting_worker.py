@@ -19,6 +19,8 @@ from tests.support.models import build_tokenizer
 from tests.support.workers import WorkerProcess
 from zmqengine.errors import BadRequest
 
+pytestmark = pytest.mark.process
+
 KILLS = int(os.environ.get("ZMQENGINE_DRAFTING_KILLS", "25"))
 WORDS = 120
 

@@ -13,6 +13,8 @@ from zmqengine.engine.fake.fake_faults import FaultAction
 from zmqengine.engine.interface import RowRequest
 from zmqengine_client.errors import WorkerLost
 
+pytestmark = pytest.mark.process
+
 
 @pytest.mark.parametrize("action", ["block", "hang", "spin", "exit"])
 def test_a_pass_that_never_ends_is_a_pause(

@@ -15,6 +15,8 @@ from zmqengine.engine.fake.fake_engine import FakeEngineConfig, expected_tokens
 from zmqengine.engine.interface import RowRequest
 from zmqengine_client import Client
 
+pytestmark = pytest.mark.process
+
 FAKE = FakeEngineConfig(step_ms=5.0, context_tokens=1_000_000)
 STOPPED_S = float(os.environ.get("ZMQENGINE_STOPPED_S", "20"))
 

@@ -18,6 +18,8 @@ from zmqengine.engine.prefix_cache.block import BLOCK_TOKENS
 from zmqengine.engine.prefix_cache.disk.block_file import read_header
 from zmqengine_client import Client
 
+pytestmark = pytest.mark.process
+
 MAX_TOKENS = 8
 PROMPT_TOKENS = 400
 TAIL_TOKENS = 20

@@ -12,6 +12,8 @@ from zmqengine.engine.interface import RowRequest
 from zmqengine_client import Client, ClientEvent, TokenStream
 from zmqengine_client.errors import RowFailed, WorkerLost
 
+pytestmark = pytest.mark.process
+
 POISON = 666
 
 

@@ -19,6 +19,8 @@ from tests.support.workers import WorkerProcess, wait_until
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig, expected_tokens
 from zmqengine.engine.interface import RowRequest
 
+pytestmark = pytest.mark.process
+
 FAKE = FakeEngineConfig(step_ms=5.0)
 REQUEST = RowRequest(0, [9, 9], 300, seed=4)
 STOPPED_S = 2.5

@@ -20,6 +20,8 @@ from zmqengine.engine.interface import RowRequest
 from zmqengine.worker.wire.keys import write_key_pair
 from zmqengine_client.keys import CLIENT_KEY_VARIABLE, SERVER_KEY_VARIABLE, load_keys
 
+pytestmark = pytest.mark.process
+
 FAKE = FakeEngineConfig(step_ms=5.0, context_tokens=1_000_000)
 
 

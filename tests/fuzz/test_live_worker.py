@@ -15,6 +15,8 @@ from tests.support.workers import WorkerProcess, wait_until
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.protocol.addresses import Endpoints
 
+pytestmark = pytest.mark.process
+
 SECONDS = float(os.environ.get("ZMQENGINE_FUZZ_SECONDS", "10"))
 FAKE = FakeEngineConfig(step_ms=1.0)
 

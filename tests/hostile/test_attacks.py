@@ -24,6 +24,8 @@ from tests.hostile.attack import ATTACKS
 from tests.support.workers import WorkerProcess, wait_until
 from zmqengine_client import Client
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = float(os.environ.get("ZMQENGINE_HOSTILE_SECONDS", "0"))
 LONG_S = 20.0

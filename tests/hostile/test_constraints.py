@@ -24,6 +24,8 @@ from zmqengine.errors import BadRequest, ConstraintFailed
 from zmqengine.protocol.messages import Constraint
 from zmqengine_client import Client
 
+pytestmark = pytest.mark.process
+
 AT_ONCE = 20
 ROUNDS = int(os.environ.get("ZMQENGINE_HOSTILE_ROUNDS", "2"))
 """Times that the corpus runs after its first."""

@@ -26,6 +26,8 @@ from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.testing import FakeWorker
 from zmqengine_client import Client
 
+pytestmark = pytest.mark.process
+
 PROCESSES = 2
 NAME = "zmqengine http"
 

@@ -16,6 +16,8 @@ from zmqengine.protocol.launcher import ModelList
 from zmqengine_client import AsyncClient
 from zmqengine_client.launcher import AsyncLauncher
 
+pytestmark = pytest.mark.process
+
 SPAN_S = float(os.environ.get("ZMQENGINE_CHAOS_SECONDS", "40"))
 USERS = 6
 NAMES = ("a", "b", "c")

@@ -14,6 +14,8 @@ from tests.support.workers import START_S
 from zmqengine.errors import ModelLoadError, NeverFits, NotReady, UnknownModel, WorkerLost
 from zmqengine_client import AsyncClient, Client, ClientEvent
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def launched() -> Iterator[LauncherProcess]:

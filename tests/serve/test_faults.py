@@ -24,6 +24,8 @@ from zmqengine.worker.process.memory_share import MemoryShare
 from zmqengine_client import AsyncClient
 from zmqengine_client.launcher import AsyncLauncher
 
+pytestmark = pytest.mark.process
+
 
 def in_process(directory: Path, models: str, work: Callable[[AsyncLauncher], Awaitable[None]]) -> None:
     """A launcher on this event loop, so that its system calls can be made to fail; its workers are real."""

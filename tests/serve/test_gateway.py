@@ -22,6 +22,8 @@ from tests.serve.test_http import Answer
 from tests.support.ports import free_port
 from tests.support.workers import START_S, wait_until
 
+pytestmark = pytest.mark.process
+
 STREAMS = 32
 STEP_MS = 20
 TOKENS = 300

@@ -18,6 +18,8 @@ from tests.serve.launching import LauncherProcess, fake, toml
 from tests.support.ports import free_port
 from tests.support.workers import START_S, wait_until
 
+pytestmark = pytest.mark.process
+
 # A load of three steps.
 SLOW = {"step_ms": 400}
 

@@ -21,6 +21,8 @@ from zmqengine.serve.gateway import GatewayRegistration
 from zmqengine.worker.process.parent import WORKER_CONFIG
 from zmqengine_client import AsyncClient
 
+pytestmark = pytest.mark.process
+
 TWO = toml({"a": fake(6), "b": {**fake(6), "aliases": ["bee"]}}, memory="10G")
 
 

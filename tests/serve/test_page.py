@@ -13,6 +13,8 @@ from tests.serve.launching import LauncherProcess, fake, toml
 from tests.serve.test_http import Site
 from tests.support.ports import free_port
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def window() -> Iterator[Browser]:

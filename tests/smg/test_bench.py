@@ -13,6 +13,8 @@ from zmqengine.bench.servers.started import StartPlan, started
 from zmqengine.bench.targets.http_target import HttpSession
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 
+pytestmark = pytest.mark.process
+
 
 @pytest.mark.slow
 def test_a_run_starts_a_gateway_over_each_wire() -> None:

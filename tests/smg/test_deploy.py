@@ -24,6 +24,8 @@ from zmqengine.testing import FakeWorker
 from zmqengine.worker.wire.keys import write_key_pair
 from zmqengine_client import load_keys
 
+pytestmark = pytest.mark.process
+
 SCRIPT = Path(__file__).parents[2] / "deploy" / "smg" / "gateway.sh"
 
 

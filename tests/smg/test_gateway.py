@@ -17,6 +17,8 @@ from tests.smg.real_gateway import Fleet, Reply, Wire, fleet
 from tests.support.workers import wait_until
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 
+pytestmark = pytest.mark.process
+
 # Few of the words are single bytes, so most outputs are text that no cutting into chunks can change.
 ENGINE = FakeEngineConfig(vocab_size=20_000, step_ms=10, eos_index=100)
 

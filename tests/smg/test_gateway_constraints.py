@@ -22,7 +22,7 @@ SCHEMA = {
 }
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

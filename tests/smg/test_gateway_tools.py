@@ -21,6 +21,8 @@ from zmqengine_smg import SmgConfig
 from zmqengine_smg.grpc_server import serve_grpc
 from zmqengine_smg.upstream import Upstream
 
+pytestmark = pytest.mark.process
+
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 TOOL = {
     "type": "function",

@@ -31,6 +31,8 @@ from tests.support.hostile_constraints import HOSTILE, OVER_A_LIMIT_PATTERN, SLO
 from tests.support.listener import PROMPT, SILENT_MS_MAX, Listener, longest, threads_of
 from tests.support.workers import WorkerProcess, wait_until
 
+pytestmark = pytest.mark.process
+
 SECONDS = float(os.environ.get("ZMQENGINE_SOAK_SECONDS", "20"))
 VISITORS = 8
 SAMPLES = 5

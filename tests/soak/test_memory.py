@@ -13,6 +13,8 @@ import pytest
 from tests.support.workers import WorkerProcess
 from zmqengine_client import Client, TokenStream
 
+pytestmark = pytest.mark.process
+
 SECONDS = float(os.environ.get("ZMQENGINE_SOAK_SECONDS", "20")) / 6
 LIMIT_BYTES = 96 * 2**20
 PROMPT_CACHE_BYTES = 4 * 2**20

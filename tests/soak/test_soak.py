@@ -15,6 +15,8 @@ from tests.soak.visitor import POISON, Visitor
 from tests.support.workers import WorkerProcess, wait_until
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig, FakeFault
 
+pytestmark = pytest.mark.process
+
 SECONDS = float(os.environ.get("ZMQENGINE_SOAK_SECONDS", "20"))
 VISITORS = 10
 FAKE = FakeEngineConfig(

@@ -22,7 +22,7 @@ from zmqengine.engine.models.decoder_weights import Experts, read_weights
 from zmqengine.engine.models.ops import PlainOps
 from zmqengine.engine.models.segment import Segment
 
-pytestmark = pytest.mark.skipif(on_cuda(), reason="kernels are there")
+pytestmark = [pytest.mark.cuda_emulated, pytest.mark.skipif(on_cuda(), reason="kernels are there")]
 
 # In half precision these models, whose weights are large, make some percent of one rounding in another order. What is
 # driven wrongly is off by more, and in float32, where products are MLX's, by more than the last digits.

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from zmqengine.engine.cuda import experts, plain_products, quantised_products
+
+pytestmark = pytest.mark.cuda_emulated
 
 OUTPUTS = (64, 896, 4096, 4352, 6144, 8448, 8512, 16_896, 28_672, 256_000)
 

@@ -15,7 +15,7 @@ from zmqengine.engine.models.ops import PlainOps
 DIM, INNER = 128, 128
 GROUP = 32
 
-pytestmark = pytest.mark.usefixtures("kernels_as_written")
+pytestmark = [pytest.mark.cuda_emulated, pytest.mark.usefixtures("kernels_as_written")]
 
 
 def mixture_of(

@@ -28,6 +28,8 @@ from zmqengine.engine.row import Row
 from zmqengine.engine.step.mlx_engine import MlxEngine
 from zmqengine.engine.texts.pooling import Pooling
 
+pytestmark = pytest.mark.cuda_emulated
+
 
 @pytest.fixture(
     params=[

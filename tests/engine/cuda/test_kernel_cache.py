@@ -38,6 +38,8 @@ from zmqengine.engine.host.backend import on_cuda
 from zmqengine.engine.kv.kernels import Move
 from zmqengine.engine.models.decoder_weights import Experts, HeadShape, Linear, QueryKeyNorms, RotaryEmbedding
 
+pytestmark = pytest.mark.cuda_emulated
+
 BFLOAT16 = mx.bfloat16
 
 

@@ -20,6 +20,8 @@ from zmqengine.engine.row import Row
 from zmqengine.engine.sampling import draw as sampling
 from zmqengine.engine.seeds import uniform
 
+pytestmark = pytest.mark.cuda_emulated
+
 SETTINGS = (
     Sampling(),
     *sampling.SAMPLED,

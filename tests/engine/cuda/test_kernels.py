@@ -40,7 +40,7 @@ from zmqengine.engine.row import Row
 from zmqengine.engine.sampling.draw import SAMPLED, Draw, PlainDraw
 from zmqengine.engine.seeds import seed_key, uniform
 
-pytestmark = pytest.mark.skipif(not on_cuda(), reason="no CUDA device")
+pytestmark = [pytest.mark.cuda_emulated, pytest.mark.skipif(not on_cuda(), reason="no CUDA device")]
 
 
 def error(got: mx.array, wanted: mx.array) -> float:

@@ -23,6 +23,8 @@ from zmqengine.engine.models.decoder_weights import HeadShape, QueryKeyNorms, Ro
 from zmqengine.engine.models.ops import PlainOps
 from zmqengine.engine.models.segment import Segment
 
+pytestmark = pytest.mark.cuda_emulated
+
 
 @pytest.fixture(params=["plain arithmetic", "as written"])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:

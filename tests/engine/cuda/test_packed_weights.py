@@ -9,7 +9,7 @@ import pytest
 from tests.support.cuda_kernels import quantised, wide_of
 from zmqengine.engine.cuda import quantised_products
 
-pytestmark = pytest.mark.usefixtures("kernels_as_written")
+pytestmark = [pytest.mark.cuda_emulated, pytest.mark.usefixtures("kernels_as_written")]
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16], ids=str)

@@ -28,6 +28,8 @@ from zmqengine.engine.models.decoder import DecoderModel
 from zmqengine.engine.models.decoder_weights import HeadShape, read_weights
 from zmqengine.engine.models.ops import PlainOps
 
+pytestmark = pytest.mark.cuda_emulated
+
 LAYERS = 6
 CALLS_MAX = 10
 """Python and C functions that are called for a layer: 5 in this version."""

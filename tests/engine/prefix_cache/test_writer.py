@@ -66,7 +66,7 @@ def test_a_disk_that_fails_is_left_alone_for_a_while(
 )
 def test_killed_writers_leave_nothing_wrong(tmp_path: Path, kills: int) -> None:
     """SIGKILL while two of them write, evict and read in one directory: every block that is found is right, nothing
-    is torn, the bound holds but for what was unfinished, and the next one starts."""
+    is torn, the bound of each holds but for what was unfinished, and the next one starts."""
     numbers = random.Random(kills)
     run_bytes = 2 * (2 * BLOCK_BYTES + 10_000)
     bytes_max = 9 * run_bytes

@@ -19,6 +19,8 @@ from zmqengine_http import HttpConfig
 if TYPE_CHECKING:
     from langchain_openai import ChatOpenAI
 
+pytestmark = pytest.mark.process
+
 
 def say(prompt: str) -> str:
     """A model that adds when it has a tool, and otherwise says what it was asked."""

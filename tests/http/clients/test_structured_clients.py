@@ -27,6 +27,8 @@ from tests.support.workers import WorkerProcess
 from zmqengine.pico import model_path
 from zmqengine_http import HttpConfig
 
+pytestmark = pytest.mark.process
+
 MODEL = "pico-tools"
 ASK: Any = [{"role": "user", "content": "What is the time in Seville?"}]
 

@@ -13,6 +13,8 @@ from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.testing import FakeWorker
 from zmqengine_http import HttpConfig
 
+pytestmark = pytest.mark.process
+
 VISIBLE = (
     "const r = document.querySelector(arguments[0]).getBoundingClientRect();"
     "return r.height > 0 && r.top >= 0 && r.bottom <= innerHeight && r.right <= innerWidth"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.http.front import serving
 from tests.http.page.browsers import Browser, until
 from tests.http.page.steps import Script, answered, back, fill, push, say, texts, visit
@@ -11,6 +13,8 @@ from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.sampling_params import Sampling
 from zmqengine.testing import FakeWorker
 from zmqengine_http import HttpConfig
+
+pytestmark = pytest.mark.process
 
 
 def test_every_sampling_parameter_has_a_field(scripted: Browser, script: Script) -> None:

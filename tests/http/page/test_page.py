@@ -33,6 +33,8 @@ from zmqengine.testing import FakeWorker
 from zmqengine_http import HttpConfig
 from zmqengine_http.page import LIBRARIES, SCRIPTS, page
 
+pytestmark = pytest.mark.process
+
 PAGE = Path(zmqengine_http.page.__file__).parent
 STYLED = ("chat/chat.html", "workers/workers.html", "style.css", "chat/chat.css", "workers/workers.css")
 MARKDOWN = """# A title

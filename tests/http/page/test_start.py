@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.http.page.browsers import KEYS, Browser, until
 from tests.http.page.steps import ANSWERED, Script, answered, back, fill, push, say, texts
+
+pytestmark = pytest.mark.process
 
 SHOWN = "return document.getElementById(arguments[0]).checkVisibility()"
 KEY = (

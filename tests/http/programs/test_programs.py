@@ -18,6 +18,8 @@ from tests.http.scripted import ScriptedClient, ScriptedStream
 from zmqengine.protocol.messages import Constraint, Description
 from zmqengine_http import HttpConfig
 
+pytestmark = pytest.mark.process
+
 
 def say(prompt: str) -> str:
     """A model that adds when it has a tool, and otherwise says what it was asked."""

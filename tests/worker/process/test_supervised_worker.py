@@ -26,6 +26,8 @@ from zmqengine.protocol.codec import control_reply_decoder, encode
 from zmqengine.protocol.messages import Describe, Description
 from zmqengine_client import Client
 
+pytestmark = pytest.mark.process
+
 WAIT_S = 60.0
 LISTENING = re.compile(r"listening address=(\S+)")
 COMMAND = (

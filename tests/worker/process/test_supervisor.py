@@ -21,6 +21,8 @@ from tests.support.workers import wait_until
 from zmqengine.config import WorkerConfig
 from zmqengine.worker.process.parent import EXIT_HOPELESS, ParentProcess, SupervisorLink
 
+pytestmark = pytest.mark.process
+
 START_S = 60.0
 """What a loaded machine may take to start a few interpreters."""
 

@@ -13,6 +13,8 @@ import pytest
 from tests.support.workers import wait_until
 from zmqengine.worker.process.watchdog import Watchdog
 
+pytestmark = pytest.mark.process
+
 TIMEOUT_S = 1.0
 HANG_S = 0.3
 """The time-out of what hangs whatever it is: one that holds the interpreter's lock computes for ten times as long."""

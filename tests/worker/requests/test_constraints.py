@@ -19,6 +19,8 @@ from zmqengine.protocol.messages import Constraint
 from zmqengine.testing import FakeWorker
 from zmqengine_client import Client, TokenStream
 
+pytestmark = pytest.mark.process
+
 KILLS = int(os.environ.get("ZMQENGINE_TEST_KILLS", "1"))
 """In this shorter form; by hand it is run with 25."""
 POINT = Constraint(
