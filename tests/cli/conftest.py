@@ -16,7 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.workers import START_S
 from zmqengine.cli.main import main
+from zmqengine_client import Client
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +56,9 @@ class RunningWorker:
             self.process = subprocess.Popen(
                 [*COMMAND, "worker", "--name", self.name, "--no-supervise", "--engine", engine], stderr=log
             )
+        # A command does not wait for a worker without a socket file.
+        with Client(self.name, connect_timeout_s=START_S) as client:
+            client.ping()
 
     @property
     def socket(self) -> Path:

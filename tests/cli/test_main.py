@@ -206,3 +206,28 @@ def test_a_character_that_the_encoding_lacks_does_not_end_an_answer() -> None:
         check=True,
     )
     assert run.stdout.endswith("a\\u20acb\n")
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("chta", "chat"), ("serv", "serve"), ("staus", "status")])
+def test_a_command_that_is_misspelt_is_suggested(
+    typed: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Options had a suggestion, commands had none."""
+    assert main([typed]) == 2
+    assert f"No such command '{typed}': did you mean {meant}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_commands(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The script names the command; what it asks for is answered without importing every command."""
+    assert main(["completion", shell]) == 0
+    assert "_ZMQENGINE_COMPLETE" in capsys.readouterr().out
+    words = {"bash": "bash_complete", "zsh": "zsh_complete", "fish": "fish_complete"}[shell]
+    word = "st" if shell == "fish" else "1"
+    asked = {"_ZMQENGINE_COMPLETE": words, "COMP_WORDS": "zmqengine st", "COMP_CWORD": word}
+    ran = subprocess.run(
+        [sys.executable, "-m", "zmqengine.cli.main"],
+        env=os.environ | asked, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert "status" in ran.stdout

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.ports import free_port
-from tests.support.workers import wait_in_loop
+from tests.support.workers import START_S, wait_in_loop
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig, FakeFault
 from zmqengine.errors import WorkerLost
 from zmqengine.testing import FakeWorker
@@ -194,11 +194,11 @@ def test_a_worker_frozen_for_a_while_loses_nothing(connect: Connect, worker: Fak
 
 @either
 def test_a_client_may_be_there_before_its_worker(connect: Connect) -> None:
-    """Front-ends and worker start in any order."""
+    """Front-ends and worker start in any order, where the front-end says how long it waits."""
     late = FakeWorker(process=True)
 
     async def scenario() -> None:
-        async with connect(late.address) as client:
+        async with connect(late.address, connect_timeout_s=START_S) as client:
             reading = asyncio.ensure_future(client.generate_tokens([1], max_tokens=5).read())
             describing = asyncio.ensure_future(client.describe())
             await asyncio.sleep(0.5)

@@ -88,7 +88,7 @@ def test_a_cached_prefix_changes_no_token(reference: list[tuple[list[int], list[
     ids, tokens = reference[0]
     longer = (ids + tokens)[:40]
     assert len(longer) == 40
-    with WorkerProcess(None) as running, Client(running.address) as client:
+    with WorkerProcess(None) as running, running.client() as client:
         fresh = client.generate_tokens(longer, max_tokens=20).read()
         again = client.generate_tokens(longer, max_tokens=20).read()
         assert fresh.cached_tokens == 0
@@ -102,7 +102,7 @@ def test_greedy_tokens_of_pico_tools_equal_those_of_mlx_lm() -> None:
     ask = "<|user|>What is 12 + 30?<|end|><|assistant|>"
     long = "Tom has a red ball. Tom is happy. " * 120
     expected = greedy("pico-tools", [ask, f"<|system|>{long}<|end|>{ask}", "Once upon a time"])
-    with WorkerProcess(None, model="pico-tools") as running, Client(running.address) as client:
+    with WorkerProcess(None, model="pico-tools") as running, running.client() as client:
         streams = [client.generate_tokens(ids, max_tokens=MAX_TOKENS) for ids, _ in expected]
         assert [stream.read().tokens for stream in streams] == [tokens for _, tokens in expected]
     assert len(expected[1][0]) > 1000

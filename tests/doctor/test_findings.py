@@ -235,4 +235,4 @@ def test_no_front_end_is_no_fault() -> None:
     """It is told how to start one."""
     (finding,) = look_at_front_end("http://127.0.0.1:9")
     assert finding.level == "ok"
-    assert "zmqengine http" in finding.text
+    assert "zmqengine serve" in finding.text

@@ -97,7 +97,7 @@ def test_a_worker_that_is_killed_costs_no_vector() -> None:
     given = texts(1000)
     with (
         WorkerProcess(FakeEngineConfig(dimensions=WIDTH, prefill_chunk=64, step_ms=5)) as worker,
-        Client(worker.address) as client,
+        worker.client() as client,
     ):
         done: list[int] = []
 
@@ -281,7 +281,7 @@ def test_a_model_that_is_asked_scores_by_its_two_answers(tmp_path: Path) -> None
     documents = ["the cat sat", "the dog", "cat dog cat"]
     with (
         WorkerProcess(None, model=str(directory), supervise=False) as worker,
-        Client(worker.address) as client,
+        worker.client() as client,
     ):
         ranked = {each.index: each.score for each in client.rerank("what cat", documents)}
     from mlx_lm.utils import load_model

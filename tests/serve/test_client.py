@@ -11,7 +11,7 @@ import pytest
 
 from tests.serve.launching import LauncherProcess, entry_of, fake, toml, wait_for
 from tests.support.workers import START_S
-from zmqengine.errors import ModelLoadError, NeverFits, NotReady, UnknownModel, WorkerLost
+from zmqengine.errors import ConfigError, ModelLoadError, NeverFits, NotReady, UnknownModel, WorkerLost
 from zmqengine_client import AsyncClient, Client, ClientEvent
 
 pytestmark = pytest.mark.process
@@ -112,13 +112,41 @@ def test_a_stream_goes_on_when_the_launcher_is_replaced() -> None:
         assert len(made) == 1500
 
 
+def test_without_a_name_it_is_the_only_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`Client()` beside `zmqengine serve`: the only model, or the only loaded one; else the choice is named at once."""
+
+    async def listed(launched: LauncherProcess) -> list[str]:
+        async with launched.client() as launcher:
+            return [entry.name for entry in (await launcher.models()).models]
+
+    models = toml({"a": fake(1), "b": fake(1)}, memory="8G")
+    with LauncherProcess(models) as launched, Client(launched.address, model="a") as named:
+        for name in ("ZMQENGINE_DIR", "ZMQENGINE_CACHE_DIR"):
+            monkeypatch.setenv(name, launched.environment[name])
+        assert asyncio.run(listed(launched)) == ["a", "b"]
+        with Client() as client, pytest.raises(ConfigError, match="choose with model= or --model from a, b"):
+            tokens_of(client)
+        named.wait_ready()
+        with Client() as client:
+            assert tokens_of(client) == tokens_of(named)
+            model = client.describe().model
+            assert model is not None
+            assert model.name == "a"
+        said = launched.command("generate", "-n", "2", "Once")
+        assert said.returncode == 0, said.stderr
+
+
 def test_a_command_without_a_worker_is_told_to_choose_a_model(launched: LauncherProcess) -> None:
     """At once. It waited for 10 s, and was told to start a worker."""
-    warmed = launched.command("warm", "--model", "slow", str(launched.file))
-    assert warmed.returncode == 0, warmed.stderr
+    for name in ("slow", "a"):
+        warmed = launched.command("warm", "--model", name, str(launched.file))
+        assert warmed.returncode == 0, warmed.stderr
     refused = launched.command("generate", "Once")
     assert refused.returncode == 2
-    assert "choose with --model from slow, a, b, large" in refused.stderr
+    assert "choose with model= or --model from slow, a" in refused.stderr
+    unknown = launched.command("generate", "--model", "nobody", "Once")
+    assert unknown.returncode == 1
+    assert unknown.stderr.endswith("The model 'nobody' does not exist; there are slow, a, b, large\n")
 
 
 def test_status_and_metrics_show_every_model(launched: LauncherProcess) -> None:
@@ -167,7 +195,9 @@ def test_a_stream_ends_with_the_reason_when_its_model_fails() -> None:
         async def run() -> None:
             async with (
                 launched.client() as launcher,
-                AsyncClient(launched.address, model="a", worker_lost_timeout_s=10 * START_S) as client,
+                AsyncClient(
+                    launched.address, model="a", connect_timeout_s=START_S, worker_lost_timeout_s=10 * START_S
+                ) as client,
             ):
                 stream = client.generate_tokens([1], max_tokens=4_000, ignore_eos=True)
                 await anext(stream)

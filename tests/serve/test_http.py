@@ -6,6 +6,9 @@ import contextlib
 import http.client
 import json
 import signal
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -106,6 +109,35 @@ def site() -> Iterator[Site]:
         site = Site(launched, port)
         site.wait_up()
         yield site
+
+
+def test_commands_find_the_front_end_of_the_launcher(site: Site) -> None:
+    """At its own port. `doctor` said that nothing runs, `launch` that nothing answers at port 8000."""
+    url = f"http://localhost:{site.port}"
+    looked = site.launched.command("doctor")
+    assert "`zmqengine serve` runs with 7 models" in looked.stdout
+    assert f"front-end: {url}" in looked.stdout
+    assert "worker: none runs" not in looked.stdout
+    launched = site.launched.command("launch", "llm", "--model", "small", "--anyway")
+    assert launched.returncode == 0, launched.stderr
+    assert f"at {url}" in launched.stdout
+
+
+def test_a_port_in_use_and_a_second_launcher_are_told_before_the_banner(site: Site) -> None:
+    """The banner named a URL that somebody else served."""
+    second = site.launched.command("serve", str(site.launched.file), "--port", str(free_port()))
+    assert second.returncode == 2
+    assert second.stderr.startswith("zmqengine: a launcher is already running")
+    assert len(second.stderr.splitlines()) == 1
+    with tempfile.TemporaryDirectory(prefix="zs-") as directory:
+        other = site.launched.environment | {"ZMQENGINE_DIR": directory}
+        taken = subprocess.run(
+            [sys.executable, "-m", "zmqengine.cli.main", "serve", "pico", "--port", str(site.port)],
+            env=other, capture_output=True, text=True, timeout=START_S, check=False,
+        )  # fmt: skip
+    assert taken.returncode == 2
+    assert len(taken.stderr.splitlines()) == 1
+    assert f"port {site.port} of 127.0.0.1 is in use by another program: give another --port" in taken.stderr
 
 
 def test_a_request_loads_the_model_that_it_names(site: Site) -> None:

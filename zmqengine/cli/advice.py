@@ -29,7 +29,6 @@ _ADVICE: tuple[tuple[type[ZmqEngineError], str], ...] = (
     (errors.InternalError, "the worker's log says why; please report it"),
     (errors.ConstraintFailed, "make the schema or grammar simpler, or its texts shorter"),
     (errors.RowFailed, "the worker's log says why"),
-    (errors.RequestError, "change the request"),
 )
 
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,25 +14,25 @@ import click
 from zmqengine.cli.flags import WorkerTarget
 from zmqengine.cli.progress_line import ProgressLine, bar
 from zmqengine.errors import ConfigError, ZmqEngineError
-from zmqengine.protocol.addresses import ipc_path, is_listened_to, resolve, start_command
+from zmqengine.protocol.addresses import ipc_path, resolve
 from zmqengine.protocol.launcher import ModelList, launcher_address
 from zmqengine_client import Client, ClientEvent
 from zmqengine_client.keys import CLIENT_KEY_VARIABLE, SERVER_KEY_VARIABLE, CurveKeys, load_keys
 from zmqengine_client.launcher import AsyncLauncher
 
 LAUNCHER_ANSWER_S = 2.0
+FRONT_END_URL = "http://127.0.0.1:8000"
+"""A front-end with its own default port."""
 
 
 def connect(target: WorkerTarget, *, name: str, **more: Any) -> Client:
-    """A client that connects with its first call. On a terminal it says at once if no worker is there."""
-    _tell_if_absent(target)
-    return Client(target.address, model=target.model, name=name, keys=keys_of(target), **more)
+    """A client of one worker, which connects with its first call."""
+    return Client(resolve(target.address), name=name, keys=keys_of(target), **more)
 
 
 @contextlib.contextmanager
 def ready_client(target: WorkerTarget, *, name: str) -> Iterator[Client]:
-    """A client of a worker that has its model loaded. Raises `ConfigError` where the choice is a launcher's models."""
-    _check_named(target)
+    """A client of a worker, or of a launcher's model, that is loaded."""
     progress: list[str] = []
 
     def tell(event: ClientEvent) -> None:
@@ -42,7 +41,8 @@ def ready_client(target: WorkerTarget, *, name: str) -> Iterator[Client]:
         else:
             _tell(event)
 
-    with _unwound_by_sigterm(), connect(target, name=name, on_event=tell) as client:
+    connected = Client(target.address, model=target.model, name=name, keys=keys_of(target), on_event=tell)
+    with _unwound_by_sigterm(), connected as client:
         with ProgressLine(lambda: progress[-1] if progress else None if target.model else loading(client)):
             client.wait_ready()
         yield client
@@ -73,19 +73,6 @@ def _unwound_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, earlier)
 
 
-def _check_named(target: WorkerTarget) -> None:
-    """Raise `ConfigError` where no worker is named or running and a launcher has the models."""
-    if target.is_named:
-        return
-    address = resolve(None)
-    if is_listened_to(ipc_path(address)) or (listed := launched_models()) is None:
-        return
-    names = ", ".join(entry.name for entry in listed.models if not entry.never)
-    raise ConfigError(
-        f"no worker runs at {address}, but `zmqengine serve` does: choose with --model from {names}"
-    )
-
-
 def launched_models() -> ModelList | None:
     """The models of this user's launcher; None if there is none that answers."""
     address = launcher_address()
@@ -102,27 +89,17 @@ def launched_models() -> ModelList | None:
         return None
 
 
+def front_end_url() -> str:
+    """The address of the HTTP front-end: of this user's launcher if it runs, else the usual one."""
+    listed = launched_models()
+    return (listed.http if listed is not None else "") or FRONT_END_URL
+
+
 def worker_addresses(given: Sequence[str]) -> list[tuple[str, str | None]]:
     """Names and addresses of workers: those given, or those of the launcher's models, or the default worker."""
     if not given and not os.environ.get("ZMQENGINE_ADDRESS") and (listed := launched_models()) is not None:
         return [(entry.name, entry.address) for entry in listed.models if not entry.never]
     return [(address or "default", address) for address in given or (None,)]
-
-
-def _tell_if_absent(target: WorkerTarget) -> None:
-    """Tell a person at once that no worker is there, if its socket shows it: the client waits for one to start.
-
-    A program gets one line, at the end.
-    """
-    if target.model is not None or not sys.stderr.isatty():
-        return
-    address = resolve(target.address)
-    if not address.startswith("ipc://") or is_listened_to(ipc_path(address)):
-        return
-    command = start_command(address)
-    click.echo(
-        f"zmqengine: no worker runs at {address} yet, waiting for one: `{command}` starts it", err=True
-    )
 
 
 def keys_of(target: WorkerTarget) -> CurveKeys | None:

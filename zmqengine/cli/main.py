@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
 import io
@@ -11,6 +12,7 @@ import traceback
 from collections.abc import Sequence
 
 import click
+from click.shell_completion import CompletionItem
 
 from zmqengine import __version__
 from zmqengine.cli.advice import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, exit_code_of, one_line
@@ -37,6 +39,7 @@ COMMANDS = {
     "bench": "Measure workers and other servers.",
     "conformance": "Try every rule of the protocol on a worker.",
     "keygen": "Make the keys for workers on a network.",
+    "completion": "Print the script that completes commands in a shell.",
 }
 
 
@@ -55,6 +58,20 @@ class Commands(click.Group):
         command = getattr(module, cmd_name, None)
         assert isinstance(command, click.Command), f"{module.__name__} has no command {cmd_name!r}"
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click's, with the commands that are spelt alike."""
+        alike = difflib.get_close_matches(args[0], self.list_commands(ctx))
+        if alike and args[0] not in self.list_commands(ctx):
+            raise click.UsageError(f"No such command {args[0]!r}: did you mean {' or '.join(alike)}?", ctx)
+        return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The commands that begin so, without importing any."""
+        names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
+        return [CompletionItem(name, help=COMMANDS[name]) for name in names]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of `--help`, without importing any command."""

@@ -23,7 +23,7 @@ def look_at_front_end(url: str) -> Iterator[Finding]:
         yield Finding("warn", "front-end", f"{url} answers {error.code}", "is it a front-end of zmqengine?")
         return
     except (URLError, OSError, ValueError):
-        yield Finding("ok", "front-end", f"none runs at {url}; start one with `zmqengine http`")
+        yield Finding("ok", "front-end", f"none runs at {url}; start one with `zmqengine serve`")
         return
     if not isinstance(found, dict) or found.get("name") != "zmqengine":
         yield Finding(
@@ -45,7 +45,8 @@ def look_at_front_end(url: str) -> Iterator[Finding]:
         )
         return
     models = sorted({str(worker["model"]) for worker in workers if worker["ready"]})
-    yield Finding("ok", "front-end", f"{url} serves {', '.join(models)}; a browser may open it")
+    serves = f"serves {', '.join(models)}" if models else "loads models on demand"
+    yield Finding("ok", "front-end", f"{url} {serves}; a browser may open it")
 
 
 def _get(url: str) -> Any:

@@ -52,7 +52,9 @@ def _silent(address: str, *, with_keys: bool, required: bool) -> Finding:
         return Finding("fail", "worker", f"no answer from {address}", advice)
     if required:
         return Finding("fail", "worker", f"no answer from {address}", "start it with `zmqengine worker`")
-    return Finding("ok", "worker", f"none runs at {address}; start one with `zmqengine worker`")
+    return Finding(
+        "ok", "worker", f"none runs at {address}; start one with `zmqengine serve` or `zmqengine worker`"
+    )
 
 
 def _answers(address: str, description: Description, status: Status) -> Iterator[Finding]:

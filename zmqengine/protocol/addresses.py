@@ -138,6 +138,11 @@ def is_listened_to(path: Path) -> bool:
         return probe.connect_ex(str(path)) not in (errno.ECONNREFUSED, errno.ENOENT, errno.ENOTSOCK)
 
 
+def is_absent(address: str) -> bool:
+    """Whether an ipc address has no socket file, so that nothing answers there."""
+    return address.startswith("ipc://") and not ipc_path(address).exists()
+
+
 def _checked_ipc(address: str) -> str:
     path = ipc_path(address)
     if not path.is_absolute() or path.name != "ctl" or len(path.parts) < 3 or "\0" in address:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
-from zmqengine.protocol.addresses import base_directory, resolve
+from zmqengine.errors import ConfigError
+from zmqengine.protocol.addresses import base_directory, ipc_path, is_listened_to, resolve
 from zmqengine.protocol.codec import Decoder
 from zmqengine.protocol.messages import CallId, Done, Epoch, Message, Ping, Rejected
 
@@ -27,6 +30,14 @@ def launcher_address() -> str:
 def launcher_at(address: str | None) -> str:
     """The full address for what a user typed: an address, or nothing for this user's launcher. Raises `ConfigError`."""
     return launcher_address() if address is None else resolve(address)
+
+
+def stand_in() -> str | None:
+    """The address of this user's launcher, if it runs and no worker is there by default or `$ZMQENGINE_ADDRESS`."""
+    if os.environ.get("ZMQENGINE_ADDRESS") or is_listened_to(ipc_path(resolve(None))):
+        return None
+    address = launcher_address()
+    return address if is_listened_to(ipc_path(address)) else None
 
 
 class ModelEntry(Struct, frozen=True, omit_defaults=True):
@@ -56,6 +67,17 @@ class ModelEntry(Struct, frozen=True, omit_defaults=True):
     loads: int = 0
     load_s: float = 0.0
     pid: int | None = None
+
+
+def only_model(entries: Sequence[ModelEntry]) -> str:
+    """The name of the only loaded model, or of the only one there is. Raises `ConfigError` that lists the choice."""
+    loadable = [entry for entry in entries if not entry.never]
+    loaded = [entry for entry in loadable if entry.state == "ready"]
+    for candidates in (loaded, loadable):
+        if len(candidates) == 1:
+            return candidates[0].name
+    names = ", ".join(entry.name for entry in loaded or loadable) or "none: it can load no model"
+    raise ConfigError(f"`zmqengine serve` has several models: choose with model= or --model from {names}")
 
 
 # --- requests -----------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
 NAMES_ALIKE_MAX = 3
+NAMES_LISTED_MAX = 8
 _OURS = ("model", "name", "bind", "bind_cmd", "bind_out", "supervise", "die_with_parent", "draft")
 """Options of a worker that the launcher sets itself, or that have a key of their own in an entry."""
 
@@ -89,7 +90,11 @@ class ModelOffer(NamedTuple):
         if entry is None:
             names = [*self.entries, *(alias for each in self.entries.values() for alias in each.aliases)]
             alike = difflib.get_close_matches(name, names, NAMES_ALIKE_MAX)
-            hint = f"; did you mean {' or '.join(alike)}?" if alike else ""
+            there = [*self.entries][:NAMES_LISTED_MAX]
+            more = ", ..." if len(there) < len(self.entries) else ""
+            hint = (
+                f"; did you mean {' or '.join(alike)}?" if alike else f"; there are {', '.join(there)}{more}"
+            )
             raise UnknownModel(f"The model {name[:200]!r} does not exist{hint}")
         return entry
 

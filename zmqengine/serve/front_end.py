@@ -19,6 +19,12 @@ LEAST_S = 60.0
 slowly."""
 
 
+def running_url(root: Path) -> str | None:
+    """The address of the front-end that an earlier launcher has left; None without one."""
+    earlier = child.find(root / f"_{NAME}.front-end")
+    return None if earlier is None else earlier.record.address
+
+
 class HttpFrontEnd:
     """The front-end process: started by the launcher or adopted from an earlier one, and restarted when it ends.
 
@@ -43,7 +49,8 @@ class HttpFrontEnd:
             if (known.code or 0) > 0 and time.monotonic() < self._started_s + LEAST_S:
                 log.error("%s cannot serve: %s", NAME, known.last_words())
                 return False
-            log.warning("%s has ended: starting it again", NAME, extra={"last_words": known.last_words()})
+            words = known.last_words()
+            log.warning("%s has ended: starting it again", NAME, extra={"last_words": words} if words else {})
         self.process = self._find_or_start()
         return True
 

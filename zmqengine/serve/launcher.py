@@ -221,7 +221,8 @@ class Launcher:
         hopeless = process.code in (EXIT_HOPELESS, EXIT_USAGE)
         self._fleet.exited(name, process.code, words, now_s, hopeless=hopeless)
         level = logging.INFO if expected or process.code == 0 else logging.WARNING
-        log.log(level, "ended", extra={"model": name, "exit_code": process.code, "last_words": words or None})
+        said = {"last_words": words} if words else {}
+        log.log(level, "ended", extra={"model": name, "exit_code": process.code, **said})
         self._act()
 
     # --- acting --------------------------------------------------------------------------------------------

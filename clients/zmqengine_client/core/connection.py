@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
-from zmqengine.protocol.addresses import as_seen_from
+from zmqengine.protocol.addresses import as_seen_from, is_absent
 from zmqengine.protocol.messages import (
     PROTOCOL_VERSION,
     Description,
@@ -20,6 +21,8 @@ from zmqengine_client.core.calls import CallTable
 from zmqengine_client.core.outbox import ClientEvent, CloseWorkerSockets, EventKind, OpenCommands, OpenOutput
 from zmqengine_client.core.phases import CONNECTION, ConnectionEvent, Phase, follow
 
+CONNECT_S = 10.0
+"""Time for a worker's first sign of life; a busy machine takes seconds to start one."""
 STEP_S = 2.0
 """Time-out of welcome and of granted, after which a new connection is made."""
 
@@ -28,18 +31,30 @@ STEP_S = 2.0
 class SessionConfig:
     """Identity and timeouts of a client; `Client` explains the fields.
 
-    With a `model` the address is that of a launcher.
+    With a `model` the address is that of a launcher; an empty one is the only model that it has loaded. `is_absent`:
+    whether nothing can answer at an address.
     """
 
     address: str
     model: str | None = None
     name: str
     session_secret: bytes
-    connect_timeout_s: float = 10.0
+    connect_timeout_s: float | None = None
     ready_timeout_s: float | None = 600.0
     answer_timeout_s: float = 10.0
     worker_lost_timeout_s: float = 60.0
     resume: bool = True
+    is_absent: Callable[[str], bool] = is_absent
+
+    @property
+    def connect_s(self) -> float:
+        """Seconds to wait for a sign of life."""
+        return CONNECT_S if self.connect_timeout_s is None else self.connect_timeout_s
+
+    @property
+    def first_sign_s(self) -> float:
+        """As `connect_s`, or no time at all where nothing can answer and no time was chosen."""
+        return 0.0 if self.connect_timeout_s is None and self.is_absent(self.address) else self.connect_s
 
 
 @dataclass(frozen=True, slots=True)

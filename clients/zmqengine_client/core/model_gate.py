@@ -11,10 +11,13 @@ from zmqengine.protocol.codec import encode
 from zmqengine.protocol.launcher import (
     FreeModel,
     LauncherReply,
+    ListModels,
     ModelAddress,
+    ModelList,
     ModelProgress,
     WantModel,
     launcher_reply_decoder,
+    only_model,
 )
 from zmqengine.protocol.messages import Rejected
 from zmqengine_client.core.connection import SessionConfig
@@ -30,7 +33,7 @@ RETRY_AFTER_MS = 10_000
 
 
 class ModelGate:
-    """Open while the launcher keeps the model loaded for this client.
+    """Open while the launcher keeps the model loaded for this client; without a name it is the only one.
 
     `waiting`: requests and calls held back while it is closed, in order.
     """
@@ -76,6 +79,8 @@ class ModelGate:
             if message.address != self._address:
                 self._address = message.address
                 self._outbox.actions.append(OpenControl(message.address))
+        elif isinstance(message, ModelList) and message.call == self._call:
+            return self._choose(message, now)
         elif isinstance(message, ModelProgress) and message.call == self._call:
             self._tell(message)
         elif isinstance(message, Rejected) and message.call == self._call:
@@ -107,7 +112,7 @@ class ModelGate:
         return min(max(self._repeat_at, self._heard_at + SILENCE_S), self._idle_at)
 
     def _given_up(self, now: float) -> ZmqEngineError | None:
-        if self._heard_at == -inf and now >= self._since + self._config.connect_timeout_s:
+        if self._heard_at == -inf and now >= self._since + self._config.first_sign_s:
             return WorkerLost("no launcher answers: start one with zmqengine serve")
         ready_s = self._config.ready_timeout_s
         if ready_s is not None and now >= self._since + ready_s:
@@ -117,10 +122,22 @@ class ModelGate:
             )
         return None
 
+    def _choose(self, listed: ModelList, now: float) -> ZmqEngineError | None:
+        """Want the only model; the error where there is a choice."""
+        try:
+            self._model = only_model(listed.models)
+        except ZmqEngineError as error:
+            self._call = None
+            return error
+        self._call = next(self._calls)
+        self._want(now)
+        return None
+
     def _want(self, now: float) -> None:
         assert self._call is not None
-        self._repeat_at = now + min(SILENCE_S, self._config.connect_timeout_s)
-        self._outbox.actions.append(Send("launcher", encode(WantModel(self._call, self._model))))
+        self._repeat_at = now + min(SILENCE_S, self._config.first_sign_s)
+        request = WantModel(self._call, self._model) if self._model else ListModels(self._call)
+        self._outbox.actions.append(Send("launcher", encode(request)))
 
     def _free(self) -> None:
         assert self._call is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from zmqengine.errors import AnswerTimeout, ModelLoadError, NotReady, WorkerLost, ZmqEngineError
-from zmqengine.protocol.addresses import start_command
+from zmqengine.protocol.addresses import resolve, start_command
 from zmqengine.protocol.messages import Description
 from zmqengine_client.core.connection import Connection, SessionConfig
 from zmqengine_client.core.phases import RequestPhase
@@ -66,12 +66,16 @@ class Patience:
         self._config = config
         self._presence = presence
 
+    def _connect_s(self) -> float:
+        """Seconds to wait for a sign of life."""
+        return self._config.connect_s if self._presence.was_heard else self._config.first_sign_s
+
     def control_timeout_s(self, timeout_s: float | None) -> float:
         """Seconds that a control call waits for its answer."""
         if timeout_s is not None:
             return timeout_s
         config = self._config
-        return config.answer_timeout_s if self._presence.was_heard else config.connect_timeout_s
+        return config.answer_timeout_s if self._presence.was_heard else self._connect_s()
 
     def control_error(self, waited_s: float) -> ZmqEngineError:
         """The error of a control call without an answer."""
@@ -88,13 +92,14 @@ class Patience:
         """The error that ends a wait for a ready worker begun at `since`; None to wait on."""
         config, presence = self._config, self._presence
         ready_s = inf if config.ready_timeout_s is None else config.ready_timeout_s
-        connect_s = config.connect_timeout_s
+        connect_s = self._connect_s()
         if timeout_s is not None:
-            ready_s, connect_s = timeout_s, min(timeout_s, connect_s)
+            # Who gives a time waits for a worker that is about to start.
+            ready_s, connect_s = timeout_s, min(timeout_s, config.connect_s)
         waited = now - since
         silent = now - max(since, presence.heard_at)
         description = presence.description if presence.heard_at > since else None
-        if description is None or silent >= config.connect_timeout_s:
+        if description is None or silent >= connect_s:
             return self.lost_error(silent) if silent >= connect_s else None
         if description.state == "failed" and waited >= connect_s:
             return ModelLoadError(description.message or "the worker could not load its model")
@@ -112,7 +117,7 @@ class Patience:
         if request.phase is not RequestPhase.WAITING:
             patience_s = config.worker_lost_timeout_s
             if not config.resume:
-                patience_s = min(patience_s, config.connect_timeout_s)
+                patience_s = min(patience_s, self._connect_s())
             # A worker that makes progress in loading is not lost: a large model takes longer than any time-out.
             gone_s = now - max(connection.lost_at, presence.progressed_at)
             return self._given_up_error(gone_s, now) if gone_s >= patience_s else None
@@ -129,7 +134,13 @@ class Patience:
     def lost_error(self, silent_s: float) -> WorkerLost:
         """No worker answers at the address."""
         address = self._config.address
-        advice = f"is it running? Start it with: {start_command(address)}"
+        command = start_command(address)
+        if not self._presence.was_heard and self._config.is_absent(address):
+            every = ", or `zmqengine serve` for every model" if address == resolve(None) else ""
+            return WorkerLost(
+                f"no worker runs at {address}: start one with `{command}`{every}", retry_after_ms=1000
+            )
+        advice = f"is it running? Start it with: {command}"
         if self._presence.handshake_failures:
             advice = "the handshake failed: check the keys of both sides"
         return WorkerLost(
@@ -139,7 +150,7 @@ class Patience:
     def _given_up_error(self, gone_s: float, now: float) -> ZmqEngineError:
         """The error of streams whose worker does not come back, or makes no progress at its start."""
         description = self._presence.description
-        silent = now - self._presence.heard_at >= self._config.connect_timeout_s
+        silent = now - self._presence.heard_at >= self._connect_s()
         if description is None or silent or description.state == "ready":
             return self.lost_error(gone_s)
         return WorkerLost(

@@ -12,7 +12,7 @@ import msgspec
 
 from zmqengine.errors import ZmqEngineError
 from zmqengine.protocol.addresses import resolve
-from zmqengine.protocol.launcher import launcher_at
+from zmqengine.protocol.launcher import launcher_at, stand_in
 from zmqengine.protocol.messages import (
     ControlRequest,
     Describe,
@@ -58,9 +58,10 @@ ChunkT = TypeVar("ChunkT")
 class Client:
     """A connection to one worker, safe to use from many threads.
 
-    `address` is a name, an ipc:// or a tcp:// address; None is `$ZMQENGINE_ADDRESS` or `default`. Making a client
-    neither waits nor fails when no worker is there: the first call does, after `connect_timeout_s` with
-    `WorkerLost`.
+    `address` is a name, an ipc:// or a tcp:// address; None is `$ZMQENGINE_ADDRESS`, or `default`, or where no such
+    worker runs the only model that `zmqengine serve` has loaded. Making a client neither waits nor fails when no worker
+    is there: the first call does with `WorkerLost`, after `connect_timeout_s`. None of it is 10 s, or no wait at all
+    where the socket file is absent: give a time to wait for a worker that is about to start.
 
     With `model` the address is that of a launcher, None the one of this user (`zmqengine serve`). It loads the model
     when the client has something to do, for up to `ready_timeout_s`; events of the kind `loading` tell how far it is.
@@ -80,13 +81,15 @@ class Client:
         name: str = "zmqengine-client",
         keys: CurveKeys | None = None,
         session_secret: bytes | None = None,
-        connect_timeout_s: float = 10.0,
+        connect_timeout_s: float | None = None,
         ready_timeout_s: float | None = 600.0,
         answer_timeout_s: float = 10.0,
         worker_lost_timeout_s: float = 60.0,
         resume: bool = True,
         on_event: Callable[[ClientEvent], None] | None = None,
     ) -> None:
+        if address is None and model is None and (launcher := stand_in()) is not None:
+            address, model = launcher, ""
         config = SessionConfig(
             address=launcher_at(address) if model is not None else resolve(address),
             model=model,

@@ -18,6 +18,7 @@ from zmqengine_client.images.prompt_image import PromptImage
 
 def session(**options: Any) -> ClientSession:
     """A session core with a fixed secret."""
+    options = {"is_absent": lambda address: False, **options}
     return ClientSession(SessionConfig(address=CTL, name="test", session_secret=b"s" * 32, **options))
 
 

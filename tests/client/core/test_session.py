@@ -134,6 +134,21 @@ def test_a_worker_that_is_not_there_is_given_up_after_the_connect_timeout() -> N
     assert "zmqengine worker" in one.error.message
 
 
+def test_where_no_worker_can_answer_nothing_is_waited_for() -> None:
+    """A socket file that is absent says so at once; it took 10 s. A time that was chosen is waited all the same."""
+    network = Network(session(is_absent=lambda address: True), None)
+    one = request()
+    network.session.start_request(one, network.now)
+    network.wait(0.0)
+    assert isinstance(one.error, WorkerLost)
+    assert f"no worker runs at {network.session.config.address}" in one.error.message
+    patient = Network(session(is_absent=lambda address: True, connect_timeout_s=3.0), None)
+    other = request()
+    patient.session.start_request(other, patient.now)
+    patient.wait(2.9)
+    assert not other.ended
+
+
 def test_a_worker_that_never_gets_ready_is_given_up_after_the_ready_timeout() -> None:
     """Loading is not absence: it has its own, longer time-out."""
     network = Network(session(connect_timeout_s=3.0, ready_timeout_s=20.0), ScriptedWorker(state="loading"))

@@ -11,6 +11,7 @@ from zmqengine.bench.targets.sse import CountTokens
 from zmqengine.bench.targets.target import TargetError, TargetSpec
 from zmqengine.errors import ZmqEngineError
 from zmqengine_client import AsyncClient
+from zmqengine_client.core.connection import CONNECT_S
 
 Clock = Callable[[], float]
 
@@ -128,7 +129,8 @@ class WorkerSession:
     @classmethod
     async def open(cls, spec: TargetSpec, *, timeout_s: float) -> WorkerSession:
         """Open a session with a ready worker. Raises TargetError if it cannot be reached."""
-        client = AsyncClient(spec.address, name="zmqengine bench")
+        # It may be starting: without a time the client waits for no socket file.
+        client = AsyncClient(spec.address, name="zmqengine bench", connect_timeout_s=CONNECT_S)
         try:
             await client.wait_ready()
         except ZmqEngineError as error:

@@ -8,12 +8,13 @@ from pathlib import Path
 import click
 
 from zmqengine.cli.advice import EXIT_FAILED
-from zmqengine.cli.connection import keys_of
+from zmqengine.cli.connection import FRONT_END_URL, keys_of, launched_models
 from zmqengine.cli.flags import WorkerTarget, worker_options
 from zmqengine.cli.quantities import byte_size
 from zmqengine.doctor.device_report import write_report
 from zmqengine.doctor.finding import Finding
 from zmqengine.doctor.front_ends import look_at_front_end
+from zmqengine.doctor.launchers import look_at_launcher
 from zmqengine.doctor.machine import look_at_machine
 from zmqengine.doctor.model import look_at_model
 from zmqengine.doctor.socket_directory import look_at_sockets
@@ -36,9 +37,7 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 )
 @click.option(
     "--url",
-    default="http://127.0.0.1:8000",
-    show_default=True,
-    help="Where a front-end would be, to look at.",
+    help="Where a front-end would be, to look at.  [default: that of `zmqengine serve`, else http://127.0.0.1:8000]",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON array, for programs.")
 @click.option("--strict", is_flag=True, help="Exit code 1 for warnings as well.")
@@ -55,7 +54,7 @@ def doctor(
     target: WorkerTarget,
     model: str,
     memory_limit: int | None,
-    url: str,
+    url: str | None,
     as_json: bool,
     strict: bool,
     metal_report: Path | None,
@@ -65,12 +64,14 @@ def doctor(
     Exit code 0 if nothing failed, 1 if something did.
     """
     machine = look_at_machine()
+    listed = None if target.is_named else launched_models()
     findings = [
         *machine.findings,
         *look_at_model(model, memory_limit or machine.limit_bytes),
         *look_at_sockets(),
-        *_worker(target),
-        *look_at_front_end(url),
+        *look_at_launcher(listed),
+        *([] if listed is not None else _worker(target)),
+        *look_at_front_end(url or (listed.http if listed is not None else "") or FRONT_END_URL),
     ]
     if metal_report is not None:
         findings += _write_report(metal_report, findings)

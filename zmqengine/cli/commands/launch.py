@@ -8,11 +8,13 @@ import shlex
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 from urllib.error import HTTPError, URLError
 from urllib.request import ProxyHandler, Request, build_opener
 
 import click
 
+from zmqengine.cli.connection import front_end_url
 from zmqengine.cli.launch_programs import NO_KEY, PROGRAMS, LaunchTarget, Program, Setup
 
 WAIT_S = 120.0
@@ -35,7 +37,9 @@ _CHECKS: Mapping[str, tuple[str, dict[str, object]]] = {
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("program", type=click.Choice(list(PROGRAMS)))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-@click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="Where the front-end is.")
+@click.option(
+    "--url", help="Where the front-end is.  [default: that of `zmqengine serve`, else http://127.0.0.1:8000]"
+)
 @click.option(
     "--model", help="A name from its /v1/models. [default: the first that has tools and is no alias]"
 )
@@ -47,7 +51,7 @@ _CHECKS: Mapping[str, tuple[str, dict[str, object]]] = {
 def launch(
     program: str,
     arguments: tuple[str, ...],
-    url: str,
+    url: str | None,
     model: str | None,
     api_key: str | None,
     run: bool,
@@ -58,7 +62,7 @@ def launch(
     A request like the program's own first checks that the front-end answers. ARGUMENTS go to the program.
     """
     entry = PROGRAMS[program]
-    http = _Http(url.rstrip("/"), api_key)
+    http = _Http((url or front_end_url()).rstrip("/"), api_key)
     name, context_tokens = http.choose_model(model, entry)
     folder = Path(click.get_app_dir("zmqengine")) / "launch"
     sees = "vision" in http.capabilities(name)
@@ -77,6 +81,13 @@ def launch(
     if shutil.which(entry.command) is None:
         raise click.ClickException(f"there is no {entry.command}; install it with: {entry.install}")
     os.execvpe(entry.command, command, {**os.environ, **setup.environment})
+
+
+class _Answer(NamedTuple):
+    """The text of a response, and the fields of the request that the front-end ignored."""
+
+    text: str
+    ignored: list[str]
 
 
 class _Http:
@@ -115,7 +126,7 @@ class _Http:
         """The model's abilities in Ollama's words; none where the front-end does not tell."""
         body = json.dumps({"model": model}).encode()
         try:
-            shown = json.loads(self._ask(f"{self.url}/api/show", body))
+            shown = json.loads(self._ask(f"{self.url}/api/show", body).text)
         except HTTPError:
             return []
         return list(shown.get("capabilities", ()))
@@ -128,32 +139,32 @@ class _Http:
         said = "input" if program.api == "responses" else "messages"
         body = {"model": model, said: [{"role": "user", "content": "Hello"}], **fields}
         try:
-            self._ask(f"{self.url}{path}", json.dumps(body).encode())
+            answer = self._ask(f"{self.url}{path}", json.dumps(body).encode())
         except HTTPError as error:
-            message = _message(error)
-            if error.code == 400 and "tools" in message:
-                return [f"{model} takes no tools, so {program.title} can only talk with it"]
-            raise click.ClickException(f"{self.url}{path} answers {error.code}: {message}") from None
+            raise click.ClickException(f"{self.url}{path} answers {error.code}: {_message(error)}") from None
+        if "tools" in answer.ignored:
+            return [f"{model} takes no tools, so {program.title} can only talk with it"]
         return []
 
     def get_text(self, url: str) -> str:
         try:
-            return self._ask(url, None)
+            return self._ask(url, None).text
         except HTTPError as error:
             raise click.ClickException(f"{url} answers {error.code}: {_message(error)}") from None
 
-    def _ask(self, url: str, body: bytes | None) -> str:
+    def _ask(self, url: str, body: bytes | None) -> _Answer:
         headers = {"content-type": "application/json"}
         if self._key:
             headers["authorization"] = f"Bearer {self._key}"
         try:
             with self._opener.open(Request(url, body, headers), timeout=WAIT_S) as response:
-                return str(response.read().decode())
+                ignored = response.headers.get("x-ignored-fields", "").split(", ")
+                return _Answer(response.read().decode(), ignored)
         except HTTPError:
             raise
         except (URLError, OSError, ValueError) as error:
             raise click.ClickException(
-                f"nothing answers at {self.url} ({error}): start a front-end with `zmqengine http`, or give its --url"
+                f"nothing answers at {self.url} ({error}): start `zmqengine serve` or `zmqengine http`, or give --url"
             ) from None
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import re
+import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +16,7 @@ import click
 
 from zmqengine.cli.quantities import byte_size, shown
 from zmqengine.errors import ConfigError
-from zmqengine.protocol.addresses import base_directory
+from zmqengine.protocol.addresses import base_directory, is_listened_to
 from zmqengine.protocol.launcher import DIRECTORY
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from zmqengine.serve.gateway import GatewayRegistration
 
 HTTP_PORT = 8000
+PORT_MAX = 65535
 
 
 def _http_url(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
@@ -33,7 +36,7 @@ def _http_url(context: click.Context, option: click.Parameter, value: str | None
 @click.command()
 @click.argument("models", nargs=-1, metavar="[MODELS.toml | DIR | MODEL]...")
 @click.option("--host", metavar="HOST", help="Where the HTTP APIs and the page listen.  [default: 127.0.0.1]")
-@click.option("--port", type=click.IntRange(1, 65535), default=HTTP_PORT, show_default=True)
+@click.option("--port", type=click.IntRange(1, PORT_MAX), default=HTTP_PORT, show_default=True)
 @click.option("--no-http", is_flag=True, help="No HTTP: programs use the client library alone.")
 @click.option(
     "--memory-limit",
@@ -92,6 +95,7 @@ def serve(
     if gateway is not None and no_http:
         raise click.UsageError("--gateway needs HTTP: the gateway speaks to it")
     url = "" if no_http else f"http://{host or 'localhost'}:{port}"
+    _check_free(root, url, host or "127.0.0.1", port)
     front_end = None if no_http else HttpFrontEnd(root, _http_command(host, port), url)
     click.echo(_greeting(offer, budget, url), err=True)
 
@@ -107,6 +111,36 @@ def serve(
         return await launcher.run()
 
     return asyncio.run(run())
+
+
+def _check_free(root: Path, url: str, host: str, port: int) -> None:
+    """Raise `ConfigError` if another launcher runs, or another program has the port of HTTP."""
+    from zmqengine.serve.front_end import running_url
+
+    if is_listened_to(root / "ctl"):
+        raise ConfigError(f"a launcher is already running at {root}: zmqengine status shows its models")
+    # A front-end outlives its launcher: the next one takes it over, or ends it.
+    if url in ("", running_url(root)) or _is_free(host, port):
+        return
+    free = next((other for other in range(port + 1, PORT_MAX) if _is_free(host, other)), None)
+    advice = "give another --port" + (f", such as --port {free}" if free else "")
+    raise ConfigError(f"port {port} of {host} is in use by another program: {advice}")
+
+
+def _is_free(host: str, port: int) -> bool:
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise ConfigError(f"--host {host}: {error.strerror}") from None
+    with socket.socket(family, kind) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(address)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return False
+            raise ConfigError(f"cannot listen at {host}:{port}: {error.strerror}") from None
+    return True
 
 
 def _reload() -> int:

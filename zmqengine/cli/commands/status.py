@@ -16,10 +16,12 @@ from zmqengine.cli.columns import columns
 from zmqengine.cli.connection import connect, launched_models
 from zmqengine.cli.flags import WorkerTarget, worker_options
 from zmqengine.cli.quantities import Seconds, count, duration, memory_line, shown
+from zmqengine.protocol.addresses import is_absent, resolve
 from zmqengine.protocol.launcher import ModelEntry, ModelList
 from zmqengine.protocol.messages import Description, SessionInfo, Status
 from zmqengine_client import Client
 
+ANSWER_S = 5.0
 RATE_S = 0.5
 """Seconds over which the token rate is measured, if requests are running."""
 PROGRESS_MIN_S = 15.0
@@ -49,12 +51,16 @@ WAITS = {
     "--timeout",
     "timeout_s",
     type=Seconds(0.1),
-    default=5.0,
-    show_default=True,
     metavar="SECONDS",
+    help="Wait so long for an answer.  [default: 5; no time for a worker without a socket file]",
 )
 def status(
-    target: WorkerTarget, as_json: bool, whole: bool, ready: bool, progress_s: float | None, timeout_s: float
+    target: WorkerTarget,
+    as_json: bool,
+    whole: bool,
+    ready: bool,
+    progress_s: float | None,
+    timeout_s: float | None,
 ) -> int:
     """Show state, model and load of a worker, or of all models of a launcher. Exit code 1 if none answers."""
     if not target.is_named:
@@ -69,7 +75,10 @@ def status(
                 json.dumps(_listed(listed), indent=2) if as_json else "\n".join(launcher_lines(listed))
             )
             return 0
-    with connect(target, name="status", connect_timeout_s=timeout_s, answer_timeout_s=timeout_s) as client:
+    waits: dict[str, float] = {"answer_timeout_s": timeout_s or ANSWER_S}
+    if timeout_s is not None or not is_absent(resolve(target.address)):
+        waits["connect_timeout_s"] = waits["answer_timeout_s"]
+    with connect(target, name="status", **waits) as client:
         description, now = client.describe(), client.status()
         if as_json:
             both = {"description": _plain(description), "status": _plain(now)}
