@@ -72,6 +72,7 @@ class Harness:
         compiler: Any = None,
         memory_share: MemoryShare | None = None,
         power: PowerAssertion | None = None,
+        wired: Any = None,
         **options: Any,
     ) -> None:
         self.engine: Any = FakeEngine() if engine is None else engine
@@ -114,6 +115,7 @@ class Harness:
             power=power or PowerAssertion(None),
             asleep_s=lambda: self.asleep_s,
             release_buffers=self._release_buffers,
+            wired=wired,
         )
         self.released = 0
         """Calls that released buffers."""

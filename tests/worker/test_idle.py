@@ -101,6 +101,47 @@ def test_a_request_in_the_pause_begins_it_anew(make_harness) -> None:
     assert harness.released == 0
 
 
+class Wired:
+    """Wired memory that notes what it was told."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._calls = backend.calls
+
+    def wire(self) -> None:
+        self._calls.append("wire")
+
+    def unwire(self) -> None:
+        self._calls.append("unwire")
+
+
+def test_nothing_is_wired_while_the_machine_may_sleep(make_harness) -> None:
+    """omlx #978: macOS panicked after it woke with wired weights. They are wired again for the next request."""
+    backend = Backend()
+    power = PowerAssertion(backend)
+    harness: Harness = make_harness(power=power, wired=Wired(backend), lease_ms=86_400_000)
+    serve_one(harness)
+    idle(harness, AWAKE_S - 5)
+    assert backend.calls == ["take", "wire"]
+    idle(harness, 10)
+    assert backend.calls == ["take", "wire", "unwire", "drop"]
+    serve_one(harness, "b")
+    assert backend.calls == ["take", "wire", "unwire", "drop", "take", "wire"]
+
+
+def test_a_machine_that_slept_in_spite_of_all_wires_nothing_until_the_next_request(make_harness) -> None:
+    """A closed lid asks nobody."""
+    backend = Backend()
+    harness: Harness = make_harness(wired=Wired(backend), lease_ms=86_400_000)
+    serve_one(harness)
+    harness.pass_()
+    assert backend.calls == ["wire"]
+    harness.asleep_s += 3600
+    harness.pass_()
+    assert backend.calls == ["wire", "unwire"]
+    serve_one(harness, "b")
+    assert backend.calls == ["wire", "unwire", "wire"]
+
+
 def test_the_machine_stays_awake_while_requests_run_and_a_minute_longer(make_harness) -> None:
     """omlx #1081: a Mac fell asleep while it generated. One assertion a conversation, told in `status`."""
     backend = Backend()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
@@ -15,9 +16,12 @@ from zmqengine.engine.fake.fake_engine import FakeEngine, FakeEngineConfig, Fake
 from zmqengine.engine.grammar.mask import MaskFiller
 from zmqengine.errors import ConfigError, ModelLoadError
 from zmqengine.pico import model_path
+from zmqengine.worker import main as worker_main
 from zmqengine.worker.main import frame_bound
 from zmqengine.worker.open_engine import open_engine, warm_up
+from zmqengine.worker.process.wakeup import Wakeup
 from zmqengine.worker.scheduler.memory_ledger import MemoryLedger
+from zmqengine.worker.telemetry.shared_status import SharedStatus
 
 
 def _no_report(stage: str, fraction: float | None) -> None:
@@ -178,3 +182,32 @@ def test_the_rounding_of_float32_is_the_workers_choice(
         check=False,
     )
     assert ended.stdout.strip() == told, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("platform", "restarts", "reason", "advised"),
+    [
+        ("darwin", 1, "[malloc] Unable to allocate 1073741824 bytes.", True),
+        ("darwin", 0, "[malloc] Unable to allocate 1073741824 bytes.", False),
+        ("linux", 1, "[malloc] Unable to allocate 1073741824 bytes.", False),
+        ("darwin", 1, "shapes do not fit", False),
+    ],
+)
+def test_a_model_that_finds_no_memory_after_a_hang_asks_to_restart_the_mac(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, platform: str, restarts: int, reason: str, advised: bool
+) -> None:
+    """omlx #15: the driver keeps what the process had; that no larger memory limit helps, nobody would guess."""
+
+    def fails(*_: Any, **__: Any) -> Any:
+        try:
+            raise RuntimeError(reason)
+        except RuntimeError as error:
+            raise ModelLoadError("cannot load the model in m") from error
+
+    monkeypatch.setattr(worker_main, "open_engine", fails)
+    monkeypatch.setattr(sys, "platform", platform)
+    status = SharedStatus(epoch=bytes(8), wakeup=Wakeup(), restarts=restarts)
+    worker = worker_main.Worker(WorkerConfig(bind=f"ipc://{tmp_path}/ctl", engine="fake:"), status)
+    with pytest.raises(ModelLoadError, match="cannot load the model in m") as raised:
+        worker.run()
+    assert ("Restart the Mac" in str(raised.value)) == advised

@@ -12,7 +12,7 @@ from zmqengine.engine.interface import ModelInfo
 from zmqengine.protocol.messages import Limits
 from zmqengine.worker.process.memory_pressure import Source
 from zmqengine.worker.process.memory_share import MemoryShare
-from zmqengine.worker.process.power import PowerAssertion
+from zmqengine.worker.process.power import PowerAssertion, Wired
 from zmqengine.worker.telemetry.counters import Counters
 from zmqengine.worker.telemetry.shared_status import SharedStatus
 
@@ -44,6 +44,8 @@ class WorkerContext:
     """Pressure on the memory that the engine's device shares with the system."""
     release_buffers: Callable[[], None] = lambda: None
     """Release the platform's memory for reuse. The next step is a little slower; nothing is lost."""
+    wired: Wired | None = None
+    """Memory that is never paged out; None where there is none."""
     tokenizer_json: bytes | None = None
     """Decoder of tokens to text, for the log."""
 

@@ -1,4 +1,7 @@
-"""Idle time between requests: memory is released, the GPU stays warm for a while, and the machine may sleep."""
+"""Idle time between requests: memory is released, the GPU stays warm for a while, and the machine may sleep.
+
+Before it may, wired memory is let go; the next request wires it again.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +49,14 @@ class Idle:
             self._heap.release()
         if self._sleep_at_s is not None and now_s >= self._sleep_at_s:
             self._sleep_at_s = None
+            self.unwire()
             self._context.power.release()
             self._tell()
+
+    def unwire(self) -> None:
+        """Let wired memory go until the next request: the machine may sleep now, or has slept."""
+        if self._context.wired is not None:
+            self._context.wired.unwire()
 
     def next_s(self) -> float | None:
         """Time of the next due action without further work; None if there is none."""
@@ -59,6 +68,8 @@ class Idle:
     def _begin(self) -> None:
         self._busy = True
         self._context.power.hold()
+        if self._context.wired is not None:
+            self._context.wired.wire()
         self._tell()
 
     def _end(self, now_s: float) -> None:

@@ -19,7 +19,7 @@ from zmqengine.protocol.messages import CONSTRAINT_CHARS_MAX, Limits, ModelCard,
 from zmqengine.worker.actor import Actor, EngineBroken
 from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.intake.control_thread import ControlThread
-from zmqengine.worker.open_engine import Opened, measure_disk, open_engine, warm_up
+from zmqengine.worker.open_engine import Opened, after_a_hang, measure_disk, open_engine, warm_up
 from zmqengine.worker.process import logs
 from zmqengine.worker.process.heap import set_apart, share_one_arena
 from zmqengine.worker.process.niceness import nice_facts
@@ -145,9 +145,12 @@ class Worker:
         self._report_progress("starting the engine", None)
         # A restarted worker had a device before.
         probe = self._shared_status.restarts == 0
-        opened = open_engine(
-            self._config, self._report_progress, self._shared_status.wakeup.wake, probe=probe
-        )
+        try:
+            opened = open_engine(
+                self._config, self._report_progress, self._shared_status.wakeup.wake, probe=probe
+            )
+        except ModelLoadError as error:
+            raise after_a_hang(error, self._shared_status.restarts) from error
         try:
             self._shared_status.state = "warming"
             self._report_progress("warming up", None)
@@ -208,6 +211,7 @@ class Worker:
             memory_share=opened.memory_share,
             memory_pressure=opened.memory_pressure,
             release_buffers=opened.release_buffers,
+            wired=opened.wired,
             power=power_assertion(wanted=self._config.keep_awake),
             asleep_s=asleep_s,
             compiler=opened.compiler,

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from zmqengine.checkpoint.on_disk import local_directory
 from zmqengine.checkpoint.text_config import number_type
 from zmqengine.config import WorkerConfig
 from zmqengine.engine.grammar.matcher import NeverBegins
+from zmqengine.engine.host.device_errors import device_error
 from zmqengine.engine.host.environment import TF32_VARIABLE, cuda_version
 from zmqengine.engine.host.machine_probe import probe_machine
 from zmqengine.engine.interface import Engine, RowRequest, TextsRequest, VectorEngine
@@ -29,6 +31,7 @@ from zmqengine.protocol.addresses import base_directory
 from zmqengine.protocol.messages import TokenizerBundle
 from zmqengine.worker.process.memory_pressure import Source, pressure_source
 from zmqengine.worker.process.memory_share import MemoryShare
+from zmqengine.worker.process.power import Wired
 
 if TYPE_CHECKING:
     from zmqengine.worker.requests.constraint_compiler import ConstraintCompiler
@@ -60,6 +63,7 @@ class Opened:
     memory_share: MemoryShare | None = None
     memory_pressure: Source = lambda: "normal"
     release_buffers: Callable[[], None] = lambda: None
+    wired: Wired | None = None
 
     def close(self) -> None:
         """Free the engine, and withdraw its claim on memory."""
@@ -79,6 +83,20 @@ def open_engine(
     if config.engine.startswith("fake:"):
         return _open_fake(config)
     return _open_mlx(config, report, wake, probe=probe)
+
+
+def after_a_hang(error: ModelLoadError, restarts: int) -> ModelLoadError:
+    """The error with advice, if a worker that was started again finds no memory on a Mac; else the same.
+
+    After a hang the driver keeps memory of the process that ended (github.com/jundot/omlx/issues/15).
+    """
+    fault = None if error.__cause__ is None else device_error(error.__cause__)
+    if not restarts or sys.platform != "darwin" or fault is None or fault.name != "out of memory":
+        return error
+    return ModelLoadError(
+        f"{error}; the model may have fitted before: after a hang of the GPU macOS keeps the memory of the process "
+        "that ended, and every model finds too little. Restart the Mac"
+    )
 
 
 def warm_up(engine: Engine | VectorEngine) -> None:
@@ -233,6 +251,7 @@ def _open_mlx(config: WorkerConfig, report: Report, wake: Callable[[], None], *,
         memory_share=share,
         memory_pressure=memory_pressure,
         release_buffers=release_buffers,
+        wired=opened.engine.wired,
     )
 
 

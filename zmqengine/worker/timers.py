@@ -85,6 +85,7 @@ class Timers:
         """Give every session a whole lease after an interruption: no command was read while this process or the machine
         was stopped, and a lost connection may take its front-end a while to replace."""
         log.info("the worker was interrupted", extra={"seconds": round(seconds, 1)})
+        self._idle.unwire()
         self._forgiving_until_s = now_s + self._context.config.lease_ms / 1000
         for session in self._sessions:
             session.lease_deadline_s = self._forgiving_until_s

@@ -184,6 +184,26 @@ def test_memory_is_wired_as_asked_and_restored_once(monkeypatch, asked, calls, t
     assert wired.description == told
 
 
+@pytest.mark.parametrize(("asked", "bytes_"), [("weights", 6_000), ("all", 5_000), ("off", None)])
+def test_memory_is_unwired_and_wired_again(monkeypatch, asked, bytes_):
+    """Each once, however often it is said, at a limit that has fallen meanwhile."""
+    metal = Metal(monkeypatch)
+    wired = WiredMemory(asked)
+    metal.calls.clear()
+    wired.wire()
+    wired.unwire()
+    wired.unwire()
+    wired.follow(5_000)
+    assert metal.calls == ([] if bytes_ is None else [0])
+    wired.wire()
+    wired.wire()
+    assert metal.calls == ([] if bytes_ is None else [0, "clear", bytes_])
+    wired.unwire()
+    wired.restore()
+    wired.wire()
+    assert metal.limit == 17
+
+
 def test_an_engine_wires_what_is_in_use_when_its_weights_are_loaded(models, monkeypatch):
     """By default no room is left for later buffers; closing the engine puts the limit back."""
     metal = Metal(monkeypatch)

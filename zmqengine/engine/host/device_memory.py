@@ -107,6 +107,10 @@ class WiredMemory:
     and temporaries are wired and unwired throughout every step, and macOS up to 26 panics under that load
     ("completeMemory() prepare count underflow", github.com/ml-explore/mlx/issues/3186). A limit that the weights fill
     leaves no room, so hardly any later buffer is wired.
+
+    Two of three reported panics came right after the machine woke with wired weights
+    (github.com/jundot/omlx/issues/978): `unwire` before it may sleep, and `wire` before the next step. Which buffers
+    are wired then, MLX chooses.
     """
 
     def __init__(self, limit: WiredLimit = "weights") -> None:
@@ -114,6 +118,8 @@ class WiredMemory:
         """The limit in words; empty without Metal."""
         self._limit_before: int | None = None
         self._follows = limit == "all"
+        self._bytes = 0
+        self._is_wired = False
         if not mx.metal.is_available():
             return
         self.description = str(limit)
@@ -125,15 +131,33 @@ class WiredMemory:
             wanted = mx.get_active_memory()
         else:
             wanted = mx.get_memory_limit() if limit == "all" else int(limit)
-        wired_bytes = min(wanted, int(mx.device_info()["max_recommended_working_set_size"]))
-        self.description = f"{limit} ({wired_bytes / (1 << 30):.2f} GiB)"
-        self._limit_before = mx.set_wired_limit(wired_bytes)
+        self._bytes = min(wanted, int(mx.device_info()["max_recommended_working_set_size"]))
+        self.description = f"{limit} ({self._bytes / (1 << 30):.2f} GiB)"
+        self._limit_before = mx.set_wired_limit(self._bytes)
+        self._is_wired = True
+
+    def wire(self) -> None:
+        """Wire as at first what `unwire` has let go. Idempotent."""
+        if self._limit_before is not None and not self._is_wired:
+            # Freed buffers would be wired in the place of weights.
+            mx.clear_cache()
+            mx.set_wired_limit(self._bytes)
+            self._is_wired = True
+
+    def unwire(self) -> None:
+        """Let the system page everything, while the device computes nothing. Idempotent."""
+        if self._limit_before is not None and self._is_wired:
+            mx.synchronize()
+            mx.set_wired_limit(0)
+            self._is_wired = False
 
     def follow(self, memory_limit_bytes: int) -> None:
         """Lower the wired limit to a new memory limit, if it is `all`."""
         if self._follows and self._limit_before is not None:
             most = int(mx.device_info()["max_recommended_working_set_size"])
-            mx.set_wired_limit(min(memory_limit_bytes, most))
+            self._bytes = min(memory_limit_bytes, most)
+            if self._is_wired:
+                mx.set_wired_limit(self._bytes)
 
     def restore(self) -> None:
         """Set the earlier limit. Idempotent."""

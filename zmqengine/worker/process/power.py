@@ -45,6 +45,14 @@ class _Backend(Protocol):
         """Once after each `take`."""
 
 
+class Wired(Protocol):
+    """The engine's wired memory. Both calls are idempotent."""
+
+    def wire(self) -> None: ...
+
+    def unwire(self) -> None: ...
+
+
 class PowerAssertion:
     """A power assertion, held or not; `description` says which. Neither call raises."""
 
