@@ -1,7 +1,7 @@
-"""A worker as an engine of the SMG gateway: over its MLX gRPC service, or over its direct ZeroMQ wire.
+"""A worker as an engine of the SMG gateway, over the gateway's MLX gRPC service.
 
-`zmqengine smg --worker NAME --listen HOST:PORT` serves gRPC, `--engine ipc://PATH` the ZeroMQ wire. README.md
-beside this file lists the parameters that the gateway may send and those that are refused.
+`zmqengine smg --worker NAME --listen HOST:PORT` serves it. README.md beside this file lists the parameters that the
+gateway may send and those that are refused.
 """
 
 from zmqengine_smg.config import SmgConfig

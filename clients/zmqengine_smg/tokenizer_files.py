@@ -1,15 +1,11 @@
-"""The worker's tokenizer as the files that the gateway reads: a zip for gRPC, a directory for its
-`--model-path`."""
+"""The worker's tokenizer as the zip of files that the gateway reads."""
 
 from __future__ import annotations
 
 import hashlib
 import io
-import os
-import tempfile
 import zipfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 
@@ -64,17 +60,6 @@ def chunks(archive: bytes) -> Iterator[tuple[bytes, str]]:
     for start in range(0, len(archive), CHUNK_BYTES):
         end = start + CHUNK_BYTES
         yield archive[start:end], digest if end >= len(archive) else ""
-
-
-def write_tokenizer(model: UpstreamModel, directory: Path) -> None:
-    """Write the files into `directory`, created if missing; each file is replaced atomically."""
-    directory.mkdir(parents=True, exist_ok=True)
-    for name, content in tokenizer_files(model).items():
-        handle, part = tempfile.mkstemp(dir=directory, suffix=".part")
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.chmod(part, 0o644)
-        os.replace(part, directory / name)
 
 
 def _json(value: object) -> bytes:

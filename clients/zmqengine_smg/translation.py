@@ -1,20 +1,13 @@
-"""Conversions that both wires share: refusals, request ids, seeds, and the stop token that ended an
-output."""
+"""Request ids, seeds, and the stop token that ended an output."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
 from zmqengine_client import Completion
-from zmqengine_client.errors import BadRequest
 
 REQUEST_ID_CHARS = 64
 SEED_MASK = 2**63 - 1
-
-
-def refused(name: str) -> BadRequest:
-    """The refusal of a parameter, by its name on the gateway's wire."""
-    return BadRequest(f"{name}: this backend cannot honour it; leave it out")
 
 
 def worker_request_id(gateway_id: str) -> str | None:

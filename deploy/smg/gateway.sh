@@ -7,13 +7,10 @@ set -euo pipefail
 : "${WORKER_A:?give the address of the first worker, tcp://HOST:PORT}"
 : "${WORKER_B:?give the address of the second worker, tcp://HOST:PORT}"
 : "${KEYS:?give the directory of the keys}"
-MODEL=${MODEL:-model}
 PORT=${PORT:-30000}
 HOST=${HOST:-127.0.0.1}
-STATE=${STATE:-${XDG_RUNTIME_DIR:-/tmp}/zmqengine-smg-$(id -u)}
-
-(umask 077 && mkdir -p "$STATE")
-rm -rf "${STATE:?}/$MODEL"
+PORT_A=${PORT_A:-50051}
+PORT_B=${PORT_B:-50052}
 
 children=()
 # shellcheck disable=SC2317 # The trap calls it.
@@ -25,25 +22,18 @@ end() {
 trap end EXIT
 trap 'exit 0' INT TERM
 
-adapter() { # NAME ADDRESS
+adapter() { # NAME ADDRESS PORT
   zmqengine smg --worker "$2" --client-key "$KEYS/gateway.key_secret" --server-key "$KEYS/$1.key" \
-    --engine "ipc://$STATE/$1" --tokenizer-dir "$STATE/$MODEL" &
+    --listen "127.0.0.1:$3" &
   children+=($!)
 }
 
-adapter a "$WORKER_A"
-adapter b "$WORKER_B"
+adapter a "$WORKER_A" "$PORT_A"
+adapter b "$WORKER_B" "$PORT_B"
 
-# The adapters write the tokenizer when their worker is ready; config.json comes last.
-until [ -e "$STATE/$MODEL/config.json" ]; do
-  kill -0 "${children[@]}" 2>/dev/null || exit 1
-  sleep 0.2
-done
-
-# The gateway waits for a ZeroMQ engine from its first health check on, and now and then that check comes one interval
-# after the start: a minute by default. Its metrics would be open to all addresses.
-smg launch --backend vllm --worker-urls "ipc://$STATE/a" "ipc://$STATE/b" --model-path "$STATE/$MODEL" \
-  --host "$HOST" --port "$PORT" --prometheus-host "$HOST" --policy cache_aware --health-check-interval-secs 5 "$@" &
+# Without --prometheus-host its metrics would be open to all addresses.
+smg launch --worker-urls "grpc://127.0.0.1:$PORT_A" "grpc://127.0.0.1:$PORT_B" \
+  --host "$HOST" --port "$PORT" --prometheus-host "$HOST" --policy cache_aware "$@" &
 children+=($!)
 
 # The first that ends takes the others along.

@@ -22,7 +22,6 @@ BY_THE_WALL = {
     "clients/zmqengine_http/apis/openai_api/frame.py",
     "clients/zmqengine_http/apis/responses/writer.py",
     "clients/zmqengine_http/serving/tracing.py",
-    "clients/zmqengine_smg/zmq_connection.py",
 }
 
 

@@ -11,14 +11,12 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from tests.smg.zmq_gateway import engine_path
 from tests.support.ports import free_port
 from tests.support.workers import WorkerProcess, wait_until
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 
-Wire = Literal["grpc", "zmq"]
 MODEL = "fake"
 
 
@@ -50,17 +48,12 @@ class Reply(NamedTuple):
 
 
 class RealGateway:
-    """`smg launch` over adapters of one wire. It is killed at the end: its own way takes many seconds."""
+    """`smg launch` over adapters. It is killed at the end: its own way takes many seconds."""
 
-    def __init__(
-        self, wire: Wire, worker_urls: Sequence[str], model_path: Path | None, log: Path, *more: str
-    ) -> None:
-        self.wire = wire
-        self.model = str(model_path) if wire == "zmq" else MODEL
+    def __init__(self, worker_urls: Sequence[str], log: Path, *more: str) -> None:
+        self.model = MODEL
         self.port = free_port()
         arguments = ["--worker-urls", *worker_urls, "--host", "127.0.0.1", "--port", str(self.port)]
-        if wire == "zmq":
-            arguments += ["--backend", "vllm", "--model-path", str(model_path)]
         arguments += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
         arguments += ["--policy", "cache_aware"]
         arguments += ["--worker-startup-check-interval", "1", "--health-check-interval-secs", "1", *more]
@@ -119,7 +112,7 @@ class Fleet(NamedTuple):
 
     gateway: RealGateway
     workers: list[WorkerProcess]
-    engine: FakeEngineConfig | None
+    engine: FakeEngineConfig
 
     def requests_taken(self) -> list[int]:
         """How many requests each worker has accepted in its life."""
@@ -131,37 +124,22 @@ class Fleet(NamedTuple):
 
 
 @contextlib.contextmanager
-def fleet(wire: Wire, engine: FakeEngineConfig | None) -> Iterator[Fleet]:
-    """Two workers, on the fake engine or with None on pico, an adapter to each, and the gateway, ready."""
+def fleet(engine: FakeEngineConfig) -> Iterator[Fleet]:
+    """Two workers on the fake engine, an adapter to each, and the gateway, ready."""
     directory = Path(tempfile.mkdtemp(prefix="zmqe-", dir="/tmp"))
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         workers = [stack.enter_context(WorkerProcess(engine)) for _ in range(2)]
         urls = []
         for number, worker in enumerate(workers):
-            if wire == "grpc":
-                address = f"127.0.0.1:{free_port()}"
-                options = ["--listen", address]
-                urls.append(f"grpc://{address}")
-            else:
-                path = stack.enter_context(engine_path())
-                options = ["--engine", f"ipc://{path}", "--tokenizer-dir", str(directory / MODEL)]
-                urls.append(f"ipc://{path}")
-            command = [
-                sys.executable,
-                "-m",
-                "zmqengine.cli.main",
-                "smg",
-                "--worker",
-                worker.address,
-                *options,
-            ]
+            listen = f"127.0.0.1:{free_port()}"
+            urls.append(f"grpc://{listen}")
+            command = [sys.executable, "-m", "zmqengine.cli.main", "smg", "--worker", worker.address]
+            command += ["--listen", listen]
             log = stack.enter_context((directory / f"adapter-{number}.log").open("wb"))
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
             stack.callback(_end, process)
-        if wire == "zmq":
-            wait_until((directory / MODEL / "config.json").exists, "no tokenizer is written")
-        gateway = RealGateway(wire, urls, directory / MODEL, directory / "gateway.log")
+        gateway = RealGateway(urls, directory / "gateway.log")
         stack.callback(gateway.kill)
         gateway.wait_ready()
         yield Fleet(gateway, workers, engine)

@@ -1,4 +1,4 @@
-"""The benchmark's own gateways, one over each wire."""
+"""The benchmark's own gateway."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ pytestmark = pytest.mark.process
 
 
 @pytest.mark.slow
-def test_a_run_starts_a_gateway_over_each_wire() -> None:
-    """Both answer, and both know the processes whose CPU time is theirs."""
+def test_a_run_starts_a_gateway() -> None:
+    """It answers, and knows the processes whose CPU time is its own."""
     plan = StartPlan(model="pico", worker=False, smg=True, engine=f"fake:{FakeEngineConfig().to_json()}")
 
     async def main() -> None:
         async with started(plan) as targets:
-            assert [target.label for target in targets] == ["smg grpc", "smg zmq"]
+            assert [target.label for target in targets] == ["smg"]
             for target in targets:
                 assert len(set(target.pids)) == 3
                 session = HttpSession(target, timeout_s=60.0)

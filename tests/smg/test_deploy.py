@@ -92,7 +92,8 @@ def test_the_script_serves_two_workers_behind_keys_and_ends_with_its_parts(direc
             "WORKER_A": workers[0].address,
             "WORKER_B": workers[1].address,
             "KEYS": str(keys),
-            "STATE": str(directory / "s"),
+            "PORT_A": str(free_port()),
+            "PORT_B": str(free_port()),
             "PORT": str(port),
         }
         options = ["--prometheus-port", str(free_port()), "--shutdown-grace-period-secs", "1"]

@@ -1,4 +1,4 @@
-"""The real gateway in front of two workers, over both of its wires."""
+"""The real gateway in front of two workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("smg", reason="the gateway is not installed")
 
-from tests.smg.real_gateway import Fleet, Reply, Wire, fleet
+from tests.smg.real_gateway import Fleet, Reply, fleet
 from tests.support.workers import wait_until
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 
@@ -23,11 +23,10 @@ pytestmark = pytest.mark.process
 ENGINE = FakeEngineConfig(vocab_size=20_000, step_ms=10, eos_index=100)
 
 
-@pytest.fixture(scope="module", params=[pytest.param("grpc", marks=pytest.mark.slow), "zmq"])
-def site(request: pytest.FixtureRequest) -> Iterator[Fleet]:
-    """The gateway over one of the wires; tests that end something put it back."""
-    wire: Wire = request.param
-    with fleet(wire, ENGINE) as site:
+@pytest.fixture(scope="module")
+def site() -> Iterator[Fleet]:
+    """The gateway; tests that end something put it back."""
+    with fleet(ENGINE) as site:
         yield site
 
 
@@ -85,31 +84,24 @@ def test_other_fronts_of_the_gateway(site: Fleet) -> None:
 
 
 def test_stop_texts_and_choices(site: Fleet) -> None:
-    """The gateway does both itself over ZeroMQ, and refuses both to any MLX backend over gRPC."""
-    first = site.gateway.complete("Stop", max_tokens=30).text.split(" ")[3]
-    stopped = site.gateway.complete("Stop", max_tokens=30, stop=[first])
+    """The gateway refuses both to any MLX backend."""
+    stopped = site.gateway.complete("Stop", max_tokens=30, stop=["word"])
     several = site.gateway.complete("Stop", n=2)
-    if site.gateway.wire == "grpc":
-        assert (stopped.status, several.status) == (400, 400)
-        assert b"stop sequences" in stopped.body
-        assert b"n > 1" in several.body
-    else:
-        assert stopped.json["choices"][0]["finish_reason"] == "stop"
-        assert first not in stopped.text
-        assert len({choice["text"] for choice in several.json["choices"]}) == 2
+    assert (stopped.status, several.status) == (400, 400)
+    assert b"stop sequences" in stopped.body
+    assert b"n > 1" in several.body
 
 
 def test_what_cannot_be_honoured_is_an_error(site: Fleet) -> None:
-    """Never a silent answer. Over gRPC the user reads the name of the field."""
+    """Never a silent answer: the user reads the name of the field."""
     too_long = site.gateway.complete("x", max_tokens=100_000)
     bias = site.gateway.complete("x", logit_bias={"90000": 1.0})
     json_body = {"messages": [{"role": "user", "content": "Hi"}], "response_format": {"type": "json_object"}}
     constrained = site.gateway.ask("/v1/chat/completions", json_body)
     assert constrained.status in (400, 500)
     assert too_long.status in (400, 500)
-    if site.gateway.wire == "grpc":
-        assert b"context" in too_long.body
-        assert b"logit_bias" in bias.body
+    assert b"context" in too_long.body
+    assert b"logit_bias" in bias.body
 
 
 def test_the_same_prefix_goes_to_the_same_worker(site: Fleet) -> None:

@@ -72,7 +72,7 @@ def gateway(tmp_path: Path) -> Iterator[tuple[RealGateway, _Client]]:
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
     thread.start()
-    gateway = RealGateway("grpc", [f"grpc://{address}"], None, tmp_path / "log", "--tool-call-parser", "qwen")
+    gateway = RealGateway([f"grpc://{address}"], tmp_path / "log", "--tool-call-parser", "qwen")
     try:
         gateway.wait_ready()
         yield gateway, client

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from zmqengine.bench.models.model_facts import model_directory
-from zmqengine.bench.servers.gateway import WIRES, Wire, smg_commands
+from zmqengine.bench.servers.gateway import smg_commands
 from zmqengine.bench.targets.target import TargetError, TargetSpec
 from zmqengine.config import WorkerConfig
 from zmqengine.worker.process.parent import WORKER_CONFIG
@@ -40,7 +40,7 @@ ONE_THREAD = dict.fromkeys(
 class StartPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Servers to start. `model` is `pico`, a directory or a hub id.
 
-    `http` of our front-ends share the worker; with `smg`, so does a gateway over each of its two wires. `mlx_lm` needs
+    `http` of our front-ends share the worker; with `smg`, so does a gateway. `mlx_lm` needs
     a directory or a hub id. With `second`, each kind is started twice, for `two-models`. `slots` is the number of
     requests each server runs at a time; 0 leaves its default.
     """
@@ -81,7 +81,7 @@ class _Servers:
             await self._until_worker_ready(worker)
             targets += [worker] if plan.worker else []
             targets += [await self._start_http(worker, number, suffix) for number in range(plan.http)]
-            targets += [await self._start_smg(worker, wire, suffix) for wire in WIRES if plan.smg]
+            targets += [await self._start_smg(worker, suffix)] if plan.smg else []
         if plan.mlx_lm:
             targets.append(await self._start_mlx_lm(plan, suffix))
         return targets
@@ -124,14 +124,11 @@ class _Servers:
             pids=[process.pid, *worker.pids],
         )
 
-    async def _start_smg(self, worker: TargetSpec, wire: Wire, suffix: str) -> TargetSpec:
-        label = f"smg {wire}{suffix}"
+    async def _start_smg(self, worker: TargetSpec, suffix: str) -> TargetSpec:
+        label = f"smg{suffix}"
         port = _free_port()
-        commands = smg_commands(wire, worker.address, self._directory, (port, _free_port(), _free_port()))
-        adapter_label = f"{label} adapter"
-        adapter = self._spawn(adapter_label, commands.adapter)
-        written = commands.tokenizer / "config.json"
-        await self._until(adapter_label, adapter, lambda: asyncio.to_thread(written.read_bytes))
+        commands = smg_commands(worker.address, (port, _free_port(), _free_port()))
+        adapter = self._spawn(f"{label} adapter", commands.adapter)
         gateway = self._spawn(label, commands.gateway)
         url = f"http://127.0.0.1:{port}"
         models = msgspec.json.decode(await self._until_answers(label, gateway, f"{url}/v1/models"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from pathlib import Path
 
 import click
 
@@ -15,17 +14,11 @@ from zmqengine.cli.quantities import Seconds
 
 @click.command()
 @worker_options
-@click.option("--listen", metavar="HOST:PORT", help="Serve the gateway's MLX gRPC service here.")
 @click.option(
-    "--engine", metavar="ipc://PATH", help="Connect to the gateway on this machine that has this worker URL."
+    "--listen", metavar="HOST:PORT", required=True, help="Serve the gateway's MLX gRPC service here."
 )
 @click.option(
     "--insecure-no-key", is_flag=True, help="Let --listen be reached from other machines, without any key."
-)
-@click.option(
-    "--tokenizer-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Write the worker's tokenizer here, for the gateway's --model-path.",
 )
 @click.option(
     "--patience",
@@ -46,18 +39,15 @@ from zmqengine.cli.quantities import Seconds
 )
 def smg(
     target: WorkerTarget,
-    listen: str | None,
-    engine: str | None,
+    listen: str,
     insecure_no_key: bool,
-    tokenizer_dir: Path | None,
     patience: float,
     drain: float,
     log_level: str,
 ) -> None:
     """Be an engine of the SMG gateway, in front of one worker, which may start later.
 
-    Over gRPC (--listen), for `smg launch --worker-urls grpc://HOST:PORT`; or over ZeroMQ (--engine), on the gateway's
-    machine, for `smg launch --backend vllm --worker-urls ipc://PATH --model-path DIR`. Run one for each worker.
+    For `smg launch --worker-urls grpc://HOST:PORT`. Run one for each worker.
     """
     try:
         from zmqengine_smg import SmgConfig, run
@@ -66,14 +56,11 @@ def smg(
             worker=target.address,
             keys=keys_of(target),
             listen=listen,
-            engine=engine,
             insecure_no_key=insecure_no_key,
-            tokenizer_directory=tokenizer_dir,
             patience_s=patience,
             drain_s=drain,
         )
         logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
-        # This imports the packages of the chosen wire.
         asyncio.run(run(config))
     except ImportError as error:
         raise click.ClickException(f"{error}: install it with pip install 'zmqengine[smg]'") from None
