@@ -38,12 +38,13 @@ class Piece(NamedTuple):
 
 
 class ChoiceText:
-    """Detokenizes one choice up to its end token or its first stop string; `push` tokens, then `finish`. With stop
-    strings they are pushed one by one.
+    """Detokenizes one choice up to its end token or its first stop string; `push` tokens, then `finish`, and give what
+    a splitter makes of each text to `up_to_stop`. With stop strings tokens are pushed one by one.
 
     After `stopped` no further text belongs to the choice. `end_token_ids` end the output and have no text.
     `show_special` keeps special tokens in the text, which the client library's text stream never does: many
-    models mark reasoning and tool calls with them. No stop string is found in the text of the first `min_tokens`.
+    models mark reasoning and tool calls with them. Stop strings are for the content alone, and none is found in the
+    text of the first `min_tokens`.
     """
 
     def __init__(
@@ -56,9 +57,11 @@ class ChoiceText:
         min_tokens: int = 0,
     ) -> None:
         self._detokenizer = tokenizer.detokenizer(skip_special_tokens=not show_special)
+        self._automaton = stops
         self._stops = StopStrings(stops)
         self.has_stops = bool(stops)
         self._unsearched = min_tokens
+        self._searching = not min_tokens
         self._end_token_ids = end_token_ids
         self.stop_token_ids = end_token_ids - tokenizer.eos_token_ids
 
@@ -77,16 +80,41 @@ class ChoiceText:
         return tokens[:-1] if tokens and tokens[-1] in self._end_token_ids else tokens
 
     def push(self, tokens: list[int]) -> str:
-        """The text that these tokens complete; text that may begin a stop string is held back."""
-        text = self._detokenizer.push(self.visible(tokens))
-        if self._unsearched > 0:
-            self._unsearched -= len(tokens)
-            return text
-        return self._stops.push(text)
+        """The text that these tokens complete."""
+        self._searching = self._unsearched <= 0
+        self._unsearched -= len(tokens)
+        return self._detokenizer.push(self.visible(tokens))
 
     def finish(self) -> str:
         """The text held back until the end."""
-        return self._stops.push(self._detokenizer.finish()) + self._stops.finish()
+        return self._detokenizer.finish()
+
+    def up_to_stop(self, deltas: Sequence[Delta], *, last: bool = False) -> list[Delta]:
+        """The deltas up to a stop string in their content. What may begin one is held back, until the `last`."""
+        if not self.has_stops:
+            return list(deltas)
+        kept: list[Delta] = []
+        for delta in deltas:
+            if self.stopped:
+                return kept
+            if delta.kind != "content":
+                kept += [*self._held_content(), delta]
+            elif self._searching:
+                kept += _content(self._stops.push(delta.text))
+            else:
+                kept.append(delta)
+        return kept + self._held_content() if last else kept
+
+    def _held_content(self) -> list[Delta]:
+        """The content held back, which began no stop string."""
+        if self.stopped:
+            return []
+        held, self._stops = self._stops.finish(), StopStrings(self._automaton)
+        return _content(held)
+
+
+def _content(text: str) -> list[Delta]:
+    return [Delta("content", text)] if text else []
 
 
 class ChoiceStream:
@@ -233,10 +261,12 @@ class ChoiceStream:
         return Piece(_merge_texts(events), visible, chunk.logprobs and chunk.logprobs[: len(visible)])
 
     def _split(self, text: str, *, last: bool = False) -> list[Delta]:
-        if self._splitter is None:
-            return [Delta("content", text)] if text else []
-        deltas = self._splitter.feed(text)
-        return deltas + self._splitter.finish() if last else deltas
+        if self._text.stopped:
+            return []
+        deltas = _content(text) if self._splitter is None else self._splitter.feed(text)
+        if last and self._splitter is not None:
+            deltas += self._splitter.finish()
+        return self._text.up_to_stop(deltas, last=last)
 
     def _events(self, deltas: list[Delta]) -> list[AnswerEvent]:
         events: list[AnswerEvent] = []

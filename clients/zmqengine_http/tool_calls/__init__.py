@@ -32,7 +32,7 @@ def make_splitter(
     `tools`: the parameter schemas of the offered functions, by name; without any, calls are parsed as text.
     """
     if markers.harmony:
-        return HarmonySplitter(calls=bool(tools))
+        return HarmonySplitter(calls=bool(tools), names=tools)
     if markers.addressed:
         return MuseSplitter(markers.calls if tools else None, tools)
     if not (markers.think_end or markers.frames or (tools and markers.calls)):

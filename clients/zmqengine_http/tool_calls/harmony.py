@@ -8,6 +8,7 @@ parses tokens, with a vocabulary that it downloads; this parses text.
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from typing import Literal
 
 from zmqengine_http.tool_calls.deltas import Delta, earliest, overlap
@@ -17,18 +18,25 @@ HEADER_CHARS_MAX = 300
 _MESSAGE = "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
-_RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
+_RECIPIENT = re.compile(r"\bto=(functions\.)?([\w.-]+)")
+_BUILT_IN = re.compile(r"(?:python|browser|container|assistant|user|system|developer|all)(?:\.|$)")
+"""Recipients that are no functions of the caller. Source: https://cookbook.openai.com/articles/openai-harmony."""
 
 
 class HarmonySplitter:
-    """A `TextSplitter` for gpt-oss; without `calls`, a call is content."""
+    """A `TextSplitter` for gpt-oss; without `calls`, a call is content.
 
-    def __init__(self, *, calls: bool) -> None:
+    A recipient without `functions.` is a function if it is one of `names`; any but the model's own tools if they are
+    not given.
+    """
+
+    def __init__(self, *, calls: bool, names: Container[str] | None = None) -> None:
         self.saw_call = False
         self.incomplete_call = False
         self._calls = calls
+        self._names = names
+        self._function = ""
         self._held = ""
-        self._header = ""
         self._arguments: JsonArguments | None = None
         self._state: Literal["header", "content", "reasoning", "call"] = "header"
 
@@ -66,13 +74,24 @@ class HarmonySplitter:
                 return False
             self._state = "content"
             return True
-        self._header, self._held = self._held[:place], self._held[place + len(_MESSAGE) :]
-        channel = _CHANNEL.search(self._header)
-        if _RECIPIENT.search(self._header) and self._calls:
+        header, self._held = self._held[:place], self._held[place + len(_MESSAGE) :]
+        channel = _CHANNEL.search(header)
+        self._function = self._function_of(header) if self._calls else ""
+        if self._function:
             self._state = "call"
         else:
             self._state = "reasoning" if channel and channel[1] == "analysis" else "content"
         return True
+
+    def _function_of(self, header: str) -> str:
+        """The function that a message is for, or an empty string."""
+        recipient = _RECIPIENT.search(header)
+        if not recipient:
+            return ""
+        name = recipient[2]
+        if recipient[1] or (self._names is not None and name in self._names):
+            return name
+        return name if self._names is None and not _BUILT_IN.match(name) else ""
 
     def _read_body(self, deltas: list[Delta]) -> bool:
         if self._state == "call" and self._read_arguments(deltas):
@@ -104,11 +123,9 @@ class HarmonySplitter:
         if self._arguments is None:
             if not self._held.lstrip().startswith("{"):
                 return False
-            recipient = _RECIPIENT.search(self._header)
-            assert recipient
             self._arguments = JsonArguments()
             self.saw_call = True
-            deltas.append(Delta("call_start", "", recipient[1]))
+            deltas.append(Delta("call_start", "", self._function))
         reader = self._arguments
         if reader.done or reader.broken:
             return False

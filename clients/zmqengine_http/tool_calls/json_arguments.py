@@ -16,11 +16,11 @@ from zmqengine_http.tool_calls.deltas import overlap
 from zmqengine_http.tool_calls.lenient_json import (
     CONSTANTS,
     DEPTH_MAX,
-    ESCAPES,
     GEMMA_QUOTE,
     NUMBER,
     Malformed,
     to_number,
+    unescaped,
 )
 
 _WORD = re.compile(r"[\w$.+-]+")
@@ -42,6 +42,9 @@ class ArgumentsParser(Protocol):
 
     def feed(self, text: str) -> str:
         """Parse more text; returns the JSON it adds."""
+
+    def finish(self) -> str:
+        """Parse the end of the output; returns the JSON it adds. `done` if the arguments are whole with that."""
 
 
 class JsonArguments:
@@ -79,6 +82,10 @@ class JsonArguments:
         except Malformed:
             self.broken = True
         return "".join(pieces)
+
+    def finish(self) -> str:
+        """Parse the end of the output: JSON that is not closed is cut."""
+        return ""
 
     def _next(self) -> str | None:
         """Parse one lexeme; None if it may continue in the next text."""
@@ -173,7 +180,7 @@ class JsonArguments:
         if not found:
             character = self.rest[1]
             self.rest = self.rest[2:]
-            return escaped(ESCAPES.get(character, character))
+            return escaped(unescaped(character))
         code, self.rest = int(found[1], 16), self.rest[6:]
         if not 0xD800 <= code < 0xE000:
             return escaped(chr(code))

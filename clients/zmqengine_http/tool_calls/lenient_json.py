@@ -1,7 +1,7 @@
 """A lenient JSON parser, for what models write when they mean JSON.
 
-It accepts JSON, and single-quoted strings, bare keys, True/False/None, trailing commas, raw line breaks in
-strings and the `<|"|>` quotes of Gemma 4. It never guesses: truncated or other text is `Malformed`.
+It accepts JSON, and single-quoted strings, bare keys, True/False/None, trailing commas, raw line breaks and unknown
+escapes in strings, and the `<|"|>` quotes of Gemma 4. It never guesses: truncated or other text is `Malformed`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ GEMMA_QUOTE = '<|"|>'
 CONSTANTS: dict[str, object] = {
     "true": True, "false": False, "null": None, "True": True, "False": False, "None": None,
 }  # fmt: skip
-ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": ""}
+ESCAPES = {
+    "n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": "", '"': '"', "'": "'", "/": "/", "\\": "\\",
+}  # fmt: skip
 
 
 class Malformed(ValueError):
@@ -140,7 +142,13 @@ def _escaped(match: re.Match[str]) -> str:
     if len(escape) > 2:
         # A JSON decoder joins surrogate pairs; a lone surrogate becomes U+FFFD.
         return str(json.loads(f'"{escape}"')).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return ESCAPES.get(escape[1], escape[1])
+    return unescaped(escape[1])
+
+
+def unescaped(character: str) -> str:
+    r"""The text of a backslash and this character. An escape that JSON does not know keeps its backslash: models mean
+    `\\d` where they write `\d` in a regular expression."""
+    return ESCAPES.get(character, "\\" + character)
 
 
 def to_number(text: str) -> int | float:

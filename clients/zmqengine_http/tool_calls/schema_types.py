@@ -54,6 +54,12 @@ def argument_types(parameters: Schema, key: str, declared: str | None = None) ->
     )
 
 
+def property_names(parameters: Schema) -> set[str]:
+    """The names of the arguments that a schema describes."""
+    properties = resolved(parameters, parameters).get("properties")
+    return set(properties) if isinstance(properties, Mapping) else set()
+
+
 def property_of(parameters: Schema, key: str) -> object:
     """The schema of one argument, or None."""
     properties = resolved(parameters, parameters).get("properties")

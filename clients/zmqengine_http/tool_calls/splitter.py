@@ -85,9 +85,12 @@ class MarkerSplitter:
 
     def _finish_streamed(self) -> list[Delta]:
         if self._arguments is not None:
-            # The output was cut within the arguments: what came of them has been streamed.
-            self.incomplete_call = True
-            return [Delta("call_end", "")] if self._arguments.broken else []
+            # What came of arguments that were cut has been streamed.
+            text = self._arguments.finish()
+            whole = self._arguments.done
+            self.incomplete_call |= not whole
+            deltas = [Delta("call_text", text)] if text else []
+            return [*deltas, Delta("call_end", "")] if whole or self._arguments.broken else deltas
         return self._remaining_calls(self._inside_call())
 
     def _inside_call(self) -> str:

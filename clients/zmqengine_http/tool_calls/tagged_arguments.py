@@ -12,26 +12,33 @@ from typing import NamedTuple
 
 import msgspec
 
-from zmqengine_http.tool_calls.deltas import TextUpTo, overlap
 from zmqengine_http.tool_calls.json_arguments import JsonArguments, escaped
-from zmqengine_http.tool_calls.schema_types import argument_types, convert_text, without_padding
+from zmqengine_http.tool_calls.schema_types import (
+    argument_types,
+    convert_text,
+    property_names,
+    without_padding,
+)
 
 TAG_CHARS_MAX = 1000
+"""The longest tag that is waited for, and white space behind one."""
 
 
 class Tags(NamedTuple):
     """The tags around values.
 
     `opening` matches the tags before a value; its first group is the key, its group `declared`, if any, the type
-    that the tag states. `within` matches a prefix of an opening tag. A value is followed by one of
-    `closings`, the last value by one of `ends`. `padded`: line breaks at both ends of a value always belong
-    to its tags.
+    that the tag states. `within` matches a prefix of an opening tag, which begins with one of `openings`. A value is
+    followed by one of `closings`, the last value by one of `ends`. `calls` begin the next call. `padded`: line breaks
+    at both ends of a value always belong to its tags.
     """
 
     opening: re.Pattern[str]
     within: re.Pattern[str]
+    openings: tuple[str, ...]
     closings: tuple[str, ...]
     ends: tuple[str, ...] = ()
+    calls: tuple[str, ...] = ()
     padded: bool = False
 
 
@@ -49,28 +56,56 @@ class TaggedArguments:
         self._parameters = parameters
         self._tags = tags
         self._call_end = call_end
-        self._in_value = False
+        self._awaited = property_names(parameters)
         self._kinds: frozenset[str] = frozenset()
-        self._in_text = False
-        self._padded = tags.padded
+        self._state = "start"
+        self._value = ValueText(tags, call_end, self._awaited)
         self._nested: JsonArguments | None = None
-        self._whole: TextUpTo | None = None
-        self._at_start = False
-        self._count = -1
+        self._whole: list[str] = []
+        self._count = 0
 
     def feed(self, text: str) -> str:
         """Parse more text; returns the JSON it adds."""
         self.rest += text
         pieces = []
-        if self._count < 0:
-            self._count = 0
+        if self._state == "start":
+            self._state = "between"
             pieces.append("{")
         while not (self.done or self.broken):
-            piece = self._value() if self._in_value else self._between()
+            piece = self._step()
             if piece is None:
                 break
             pieces.append(piece)
         return "".join(pieces)
+
+    def finish(self) -> str:
+        """Parse the end of the output: a value that no tag closes ends with the call, if the call is closed."""
+        text = self.rest.rstrip()
+        closed = bool(self._call_end) and text.endswith(self._call_end)
+        if not closed or self._state not in ("text", "whole"):
+            return ""
+        text = text.removesuffix(self._call_end).rstrip()
+        for end in self._tags.ends:
+            text = text.removesuffix(end)
+        self.rest = ""
+        return self._ended(text) + self._end()
+
+    def _step(self) -> str | None:
+        if self._state == "between":
+            return self._between()
+        if self._state == "opened":
+            return self._opened()
+        if self._state == "nested":
+            return self._nested_piece()
+        text, closed, self.rest = self._value.take(self.rest)
+        if closed:
+            return self._ended(text)
+        if not text:
+            return None
+        if self._state == "text":
+            return escaped(text)
+        self._whole.append(text)
+        return ""
 
     def _between(self) -> str | None:
         place = self.rest.find("<")
@@ -81,12 +116,7 @@ class TaggedArguments:
         opened = self._tags.opening.match(self.rest)
         if opened:
             self.rest = self.rest[opened.end() :]
-            key = opened[1].strip()
-            self._kinds = argument_types(self._parameters, key, opened.groupdict().get("declared"))
-            self._in_value = self._at_start = True
-            comma = "," if self._count else ""
-            self._count += 1
-            return f'{comma}"{escaped(key)}":'
+            return self._open(opened[1].strip(), opened.groupdict().get("declared"))
         for end in self._tags.ends:
             if self.rest.startswith(end):
                 self.rest = self.rest[len(end) :]
@@ -98,6 +128,15 @@ class TaggedArguments:
         self.rest = self.rest[1:]
         return ""
 
+    def _open(self, key: str, declared: str | None) -> str:
+        self._kinds = argument_types(self._parameters, key, declared)
+        self._awaited.discard(key)
+        self._state = "opened"
+        self._value = ValueText(self._tags, self._call_end, self._awaited)
+        comma = "," if self._count else ""
+        self._count += 1
+        return f'{comma}"{escaped(key)}":'
+
     def _end(self) -> str:
         self.done = True
         return "}"
@@ -108,85 +147,134 @@ class TaggedArguments:
             return True
         return len(self.rest) < TAG_CHARS_MAX and self._tags.within.fullmatch(self.rest) is not None
 
-    def _value(self) -> str | None:
-        if self._whole is None and (self._nested is not None or self._begins_nested()):
-            return self._nested_piece()
-        if self._whole is not None or not (self._in_text or self._begins_text()):
-            return self._whole_value()
-        place = self._closing_place()
-        piece = ""
-        if self._at_start:
-            if not self.rest:
-                return None
-            self._at_start, self._in_text = False, True
-            self._padded = self._tags.padded or self.rest.startswith("\n")
-            self.rest = self.rest.removeprefix("\n")
-            piece = '"'
-            place = self._closing_place()
-        if place is not None:
-            at, closing = place
-            text, self.rest = self.rest[:at], self.rest[at + len(closing) :]
-            self._in_value = self._in_text = False
-            return piece + escaped(text.removesuffix("\n") if self._padded else text) + '"'
-        keep = max(overlap(self.rest, closing) for closing in self._tags.closings)
-        sure = len(self.rest) - keep
-        # A line break before the closing tag may belong to the tag.
-        sure -= self._padded and self.rest[:sure].endswith("\n")
-        text, self.rest = self.rest[:sure], self.rest[sure:]
-        return piece + escaped(text) if piece or text else None
-
-    def _begins_nested(self) -> bool:
-        """Whether the value is an object or a list."""
+    def _opened(self) -> str | None:
+        """Decide how the value is read: as text, as an object or a list, or as a whole."""
+        start = self.rest[:TAG_CHARS_MAX].lstrip()
         beside_text = not self._kinds or "string" in self._kinds
-        if self._in_text or beside_text or not self.rest[:TAG_CHARS_MAX].lstrip().startswith(("{", "[")):
+        if "string" in self._kinds:
+            is_null = self._is_null(start) if "null" in self._kinds else False
+            if is_null is None and len(self.rest) < TAG_CHARS_MAX:
+                return None
+            if not is_null:
+                return self._begin_text() if self.rest else None
+        elif not beside_text and start.startswith(("{", "[")):
+            self._state, self._nested = "nested", JsonArguments(arrays=True)
+            return ""
+        elif not start and len(self.rest) < TAG_CHARS_MAX:
+            return None
+        self._state = "whole"
+        return ""
+
+    def _is_null(self, start: str) -> bool | None:
+        """Whether a value that may be text is null; None if that depends on the text to come."""
+        if "null".startswith(start[:4]) and len(start) < 4:
+            return None
+        behind = start[4:].lstrip()
+        if not start.startswith("null"):
             return False
-        self._nested = JsonArguments(arrays=True)
-        return True
+        if behind.startswith(self._value.tags):
+            return True
+        return None if any(tag.startswith(behind) for tag in self._value.tags) else False
+
+    def _begin_text(self) -> str:
+        self._state = "text"
+        self._value.padded = self._tags.padded or self.rest.startswith("\n")
+        self.rest = self.rest.removeprefix("\n")
+        return '"'
+
+    def _ended(self, text: str) -> str:
+        """The JSON of a value whose last piece this is."""
+        if self._state == "text":
+            self._state = "between"
+            return escaped(text.removesuffix("\n") if self._value.padded else text) + '"'
+        text, self._whole, self._state = "".join((*self._whole, text)), [], "between"
+        value = convert_text(without_padding(text, always=self._tags.padded), self._kinds)
+        return msgspec.json.encode(value).decode()
 
     def _nested_piece(self) -> str | None:
         nested = self._nested
         assert nested is not None
-        if not nested.done:
-            text, self.rest = nested.feed(self.rest), ""
-            if nested.done or nested.broken:
-                self.rest, nested.rest = nested.rest, ""
-            self.broken = nested.broken
-            return text or ("" if nested.done else None)
-        place = self._closing_place()
-        if place is None:
-            return None
-        self.rest = self.rest[place[0] + len(place[1]) :]
-        self._in_value, self._nested = False, None
-        return ""
+        text, self.rest = nested.feed(self.rest), ""
+        if nested.done or nested.broken:
+            self.rest, nested.rest = nested.rest, ""
+            # Its closing tag is skipped like any text between values.
+            self._state = "between"
+        self.broken = nested.broken
+        return text or ("" if nested.done else None)
 
-    def _begins_text(self) -> bool:
-        """Whether the value is certainly a string, so that it can be streamed."""
-        if "string" not in self._kinds:
-            return False
-        if "null" not in self._kinds:
-            return True
-        start = self.rest.removeprefix("\n")
-        nothing = [f"null{line}{closing}" for line in ("", "\n") for closing in self._tags.closings]
-        return not any(text.startswith(start) or start.startswith(text) for text in nothing)
 
-    def _whole_value(self) -> str | None:
-        if self._whole is None:
-            if self._may_be_nested_or_text():
-                return None
-            self._whole = TextUpTo(self._tags.closings)
-        found = self._whole.feed(self.rest)
-        self.rest = ""
-        if found is None:
-            return None
-        text, self._whole, self.rest = self._whole.text, None, found[1]
-        self._in_value = False
-        value = convert_text(without_padding(text, always=self._tags.padded), self._kinds)
-        return msgspec.json.encode(value).decode()
+class ValueText:
+    """Finds the end of a value in text that comes piece by piece.
 
-    def _may_be_nested_or_text(self) -> bool:
-        """Whether more of a value, which is short so far, can show that it is streamed."""
-        return len(self.rest) < TAG_CHARS_MAX and self._closing_place() is None
+    A value ends before a closing tag that is followed by the tag of another value, the end of the call or the next
+    call: text may hold the closing tag too. Where the closing tag is missing, it ends before the tag of another value
+    that is `awaited`, or before the end of the call. Some white space is held back: with `padded` a line break before
+    the tag is the tag's.
+    """
 
-    def _closing_place(self) -> tuple[int, str] | None:
-        found = [(self.rest.find(closing), closing) for closing in self._tags.closings]
-        return min(((place, closing) for place, closing in found if place >= 0), default=None)
+    def __init__(self, tags: Tags, call_end: str, awaited: frozenset[str] | set[str]) -> None:
+        self.padded = tags.padded
+        self.tags = (*tags.closings, *tags.ends, *filter(None, [call_end]))
+        self._shape = tags
+        self._call_end = call_end
+        self._awaited = awaited
+        self._behind = (*tags.openings, *tags.ends, *filter(None, [call_end]))
+        marks = sorted({*self.tags, *tags.openings}, key=len, reverse=True)
+        self._marks = marks
+        self._mark = re.compile("|".join(map(re.escape, marks)))
+        self._partial = re.compile(_prefixes(marks))
+
+    def take(self, text: str) -> tuple[str, bool, str]:
+        """The text that is certainly the value's, whether the value ends with it, and the rest."""
+        at = 0
+        while True:
+            found = self._mark.search(text, at)
+            if not found:
+                held = self._partial.search(text, max(at, len(text) - max(map(len, self._marks))))
+                return self._cut(text, held.start() if held else len(text))
+            closing = self._closing(text, found)
+            if closing is None:
+                return self._cut(text, found.start())
+            if closing >= 0:
+                return text[: found.start()], True, text[closing:]
+            at = found.start() + 1
+
+    def _cut(self, text: str, end: int) -> tuple[str, bool, str]:
+        end -= text[:end].endswith("\n")
+        return text[:end], False, text[end:]
+
+    def _closing(self, text: str, mark: re.Match[str]) -> int | None:
+        """The index from which the text goes on if the value ends at a mark; -1 if it does not, None if that depends
+        on the text to come."""
+        tag = mark[0]
+        if tag in self._shape.openings:
+            return self._opening(text, mark.start())
+        behind = text[mark.end() : mark.end() + TAG_CHARS_MAX].lstrip()
+        if tag == self._call_end and tag not in self._shape.ends:
+            # Only the start of the next call tells it from text.
+            follows = () if self._shape.ends else self._shape.calls
+        elif tag in self._shape.ends:
+            follows = (*filter(None, [self._call_end]), *self._shape.calls)
+        else:
+            follows = self._behind
+        if behind.startswith(follows):
+            return mark.end() if tag in self._shape.closings else mark.start()
+        undecided = not behind or any(follow.startswith(behind) for follow in follows)
+        too_long = len(text) - mark.end() >= TAG_CHARS_MAX
+        return None if undecided and not too_long else -1
+
+    def _opening(self, text: str, at: int) -> int | None:
+        if self.padded and at and text[at - 1] != "\n":
+            return -1
+        opened = self._shape.opening.match(text, at)
+        if opened:
+            return at if opened[1].strip() in self._awaited else -1
+        part = text[at : at + TAG_CHARS_MAX]
+        may = len(part) < TAG_CHARS_MAX and self._shape.within.fullmatch(part)
+        return None if may else -1
+
+
+def _prefixes(marks: list[str]) -> str:
+    """A pattern of the proper prefixes of marks, at the end of a text."""
+    starts = {mark[:length] for mark in marks for length in range(1, len(mark))}
+    return f"(?:{'|'.join(map(re.escape, sorted(starts, key=len, reverse=True)))})\\Z"

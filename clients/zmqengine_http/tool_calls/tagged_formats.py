@@ -26,30 +26,57 @@ _SUFFIX = r"(?::\w+)?"
 _XML_HEADER = re.compile(rf"\s*{_FUNCTION}")
 _XML_OPENING = re.compile(_PARAMETER)
 _WITHIN_TAG = re.compile(r"<[^>]*")
-_XML = Tags(_XML_OPENING, _WITHIN_TAG, ("</parameter>", "</param>"), ("</function>", "</invoke>"))
-_DSML = Tags(_XML_OPENING, _WITHIN_TAG, (f"</{BAR}DSML{BAR}parameter>",), (f"</{BAR}DSML{BAR}invoke>",))
-_ATEM = Tags(_XML_OPENING, _WITHIN_TAG, ("</atem:parameter>",), ("</atem:invoke>",))
+_XML = Tags(
+    _XML_OPENING,
+    _WITHIN_TAG,
+    ("<parameter=", "<parameter name=", "<param name="),
+    ("</parameter>", "</param>"),
+    ("</function>", "</invoke>"),
+    ("<function=", "<invoke name="),
+)
+
+
+def _prefixed(prefix: str) -> Tags:
+    return Tags(
+        _XML_OPENING,
+        _WITHIN_TAG,
+        (f"<{prefix}parameter name=",),
+        (f"</{prefix}parameter>",),
+        (f"</{prefix}invoke>",),
+        (f"<{prefix}invoke name=",),
+    )
+
+
+_DSML = _prefixed(f"{BAR}DSML{BAR}")
+_ATEM = _prefixed("atem:")
 _MINICPM = Tags(
     re.compile(_PARAMETER + r"(?:<!\[CDATA\[|(?=[^<])|(?=<[^!]))"),
     re.compile(r"<[^>]*(?:>(?:<!?\[?C?D?A?T?A?)?)?"),
+    ("<param name=",),
     ("]]></param>", "</param>"),
 )
 _GLM = Tags(
     re.compile(r"<arg_key>([^<]*)</arg_key>\s*<arg_value>"),
     re.compile(r"<[^>]*|<arg_key>(?:(?!<arg_value>).)*", re.DOTALL),
+    ("<arg_key>",),
     ("</arg_value>",),
+    calls=("<tool_call>",),
 )
 _KIMI = Tags(
     re.compile(r'<\|open\|>argument key="([^"]+)"(?:\s+type="(?P<declared>\w+)")?[^<]*<\|sep\|>'),
     re.compile(r"<(?:(?!<\|sep\|>).)*", re.DOTALL),
+    ('<|open|>argument key="',),
     ("<|close|>argument<|sep|>",),
     ("<|close|>call<|sep|>",),
+    ('<|open|>call tool="',),
 )
 _HUNYUAN = Tags(
     re.compile(rf"<arg_key{_SUFFIX}>([^<]*)</arg_key{_SUFFIX}>\s*<arg_value{_SUFFIX}>"),
     re.compile(r"<[^>]*|<arg_key(?:(?!<arg_value[^>]*>).)*", re.DOTALL),
+    ("<arg_key:opensource>", "<arg_key>"),
     ("</arg_value:opensource>", "</arg_value>"),
     ("</tool_call:opensource>", "</tool_call>"),
+    ("<tool_call:opensource>", "<tool_call>"),
 )
 
 

@@ -243,7 +243,7 @@ def test_streamed_arguments_are_those_that_were_written(
     ("written", "meant"),
     [
         ("{'a': 'it\\'s', b: True, c: None,}", {"a": "it's", "b": True, "c": None}),
-        ('{"a": "two\nlines\\q", "d": [1, 2,], }', {"a": "two\nlinesq", "d": [1, 2]}),
+        ('{"a": "two\nlines\\q", "d": [1, 2,], }', {"a": "two\nlines\\q", "d": [1, 2]}),
         ('{a:<|"|>say "hi" \\n<|"|>,n:-1.5e3}', {"a": 'say "hi" \\n', "n": -1500.0}),
         ('{"a": "\\ud83d\\ude00 \\ud83d!"}', {"a": "\U0001f600 \ufffd!"}),
     ],
