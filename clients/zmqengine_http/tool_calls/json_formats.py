@@ -84,8 +84,15 @@ _SOLAR_HEADER = re.compile(
 )
 
 
+_JSON_SHAPES = ('{"name": "NAME",', '{"tool_name": "NAME",', '{"tool_call_id":')
+_WHOLE_JSON = ("{",)
+
+
 def _json(start: str, end: str = "") -> CallFormat:
-    return CallFormat(start, end, _JSON_HEADER, _JSON_TAIL, parse=parse_json)
+    return CallFormat(
+        start, end, _JSON_HEADER, _JSON_TAIL, parse=parse_json,
+        shapes=_JSON_SHAPES, wholes=_WHOLE_JSON, loose=True,
+    )  # fmt: skip
 
 
 def _write_each(calls: Sequence[ParsedCall]) -> str:
@@ -116,13 +123,17 @@ JSON_FORMATS: dict[str, CallFormat] = {
     "internlm2": _json("<|action_start|><|plugin|>", "<|action_end|>"),
     "gigachat3": _json("<|function_call|>"),
     "cohere": _json("<|START_ACTION|>", "<|END_ACTION|>"),
-    "apertus": CallFormat("<|tools_prefix|>", "<|tools_suffix|>", _KEYED_HEADER, re.compile(r"\s*\}")),
-    "functionary": CallFormat("<function=", "</function>", _NAMED_HEADER),
+    "apertus": CallFormat(
+        "<|tools_prefix|>", "<|tools_suffix|>", _KEYED_HEADER, re.compile(r"\s*\}"), shapes=('{"NAME": {',)
+    ),
+    "functionary": CallFormat("<function=", "</function>", _NAMED_HEADER, shapes=("NAME>{",)),
     "solar_open": CallFormat(
-        "<|tool_calls|>", "<|calls|>", _SOLAR_HEADER, re.compile(r"\s*<\|tool_call:end\|>")
+        "<|tool_calls|>", "<|calls|>", _SOLAR_HEADER, re.compile(r"\s*<\|tool_call:end\|>"),
+        shapes=("<|tool_call:begin|>",), opener="<|tool_call:begin|>",
     ),
     "mistral": CallFormat(
-        "[TOOL_CALLS]", "", _MISTRAL_START, _MISTRAL_TAIL, parse=parse_json, written_id="{index:09}"
+        "[TOOL_CALLS]", "", _MISTRAL_START, _MISTRAL_TAIL, parse=parse_json, written_id="{index:09}",
+        shapes=("NAME[ARGS]", "NAME[CALL_ID]", "NAME{", *_JSON_SHAPES), wholes=_WHOLE_JSON, loose=True,
     ),
     "llama3_json": _json("<|python_tag|>")._replace(bare=True),
     "llama4_json": CallFormat(
@@ -132,15 +143,23 @@ JSON_FORMATS: dict[str, CallFormat] = {
         re.compile(r"\s*\}\s*(?:<\|python_end\|>)?"),
         parse=parse_llama4,
         bare=True,
+        shapes=_JSON_SHAPES,
+        wholes=(*_WHOLE_JSON, "<|python_end|>"),
+        loose=True,
     ),
     "kimi_k2": CallFormat(
         "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", _KIMI_HEADER, _KIMI_TAIL,
         written_id="functions.{name}:{index}",
+        # Some outputs have the singular.
+        blocks=(("<|tool_call_section_begin|>", "<|tool_call_section_end|>"),),
+        shapes=("<|tool_call_begin|>functions.NAME", "<|tool_call_begin|>NAME"), opener="<|tool_call_begin|>",
     ),
     "deepseek_v3": CallFormat(
         f"<{BAR}tool{GAP}calls{GAP}begin{BAR}>",
         f"<{BAR}tool{GAP}calls{GAP}end{BAR}>",
         _DEEPSEEK_HEADER,
         _DEEPSEEK_TAIL,
+        shapes=(f"<{BAR}tool{GAP}call{GAP}begin{BAR}>",),
+        opener=f"<{BAR}tool{GAP}call{GAP}begin{BAR}>",
     ),
 }  # fmt: skip

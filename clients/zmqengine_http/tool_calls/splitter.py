@@ -10,16 +10,13 @@ from typing import Literal
 
 import msgspec
 
-from zmqengine_http.tool_calls.call_format import CallFormat, Schemas
+from zmqengine_http.tool_calls.call_format import HEADER_CHARS_MAX, CallFormat, Schemas
 from zmqengine_http.tool_calls.deltas import Delta, Kind, TextUpTo, earliest, overlap
 from zmqengine_http.tool_calls.json_arguments import ArgumentsParser
 from zmqengine_http.tool_calls.lenient_json import Malformed
 from zmqengine_http.tool_calls.markers import Markers
 
 _BETWEEN = " \t\r\n;,"
-HEADER_CHARS_MAX = 512
-"""The longest header of a call whose arguments are streamed: names have up to 64 characters, ids less. It is matched
-again with each token, so it has a bound; a call with more before its arguments is parsed as a whole."""
 LEADING_CHARS_MAX = 256
 """White space before a leading end of reasoning, at most."""
 State = Literal["content", "reasoning", "call"]
@@ -50,9 +47,14 @@ class MarkerSplitter:
         self._unstreamed: TextUpTo | None = None
         self._arguments: ArgumentsParser | None = None
         self._streamed = False
+        self._end = ""
+        self._unmarked = False
+        self._orphan_end = False
         self._trim_newlines = reasoning_open
         self._at_start = not reasoning_open
         self._edges = ContentEdges(markers.think_end)
+        self._lines = LineStarts()
+        self._starts = self._call_starts()
         self.saw_call = False
         self.incomplete_call = False
 
@@ -119,27 +121,106 @@ class MarkerSplitter:
         return self._advance_text(deltas, self._state)
 
     def _advance_text(self, deltas: list[Delta], kind: Kind) -> bool:
-        place, marker = earliest(self._held, self._markers_sought())
+        if kind == "content" and self._orphan_end:
+            return self._skip_orphan_end()
+        if kind == "content" and self._format and self._format.loose and self._lines.at_start:
+            begins = self._begins_named_call(self._held)
+            if begins is None:
+                return False
+            if begins:
+                self._begin("", unmarked=True)
+                return True
+        sought = self._markers_sought()
+        place, marker = earliest(self._held, sought)
         if not marker:
-            keep = max((overlap(self._held, sought) for sought in self._markers_sought()), default=0)
+            keep = max((overlap(self._held, each) for each in sought), default=0)
             self._emit(deltas, kind, len(self._held) - keep)
             return False
         self._emit(deltas, kind, place)
+        if marker in self._starts:
+            return self._advance_start(deltas, kind, marker)
+        if marker == "\n":
+            self._emit(deltas, kind, 1)
+            return True
         self._held = self._held[len(marker) :]
-        if self._format and marker == self._format.start and kind == "content":
-            self._state, self._call_start = "call", marker
-        elif kind == "reasoning" or marker == self._markers.think_start:
+        if kind == "reasoning" or marker == self._markers.think_start:
             self._state = "reasoning" if marker == self._markers.think_start else "content"
             self._trim_newlines = True
+        return True
+
+    def _advance_start(self, deltas: list[Delta], kind: Kind, marker: str) -> bool:
+        """Decide whether the marker at the start of the held text begins a call; False if more text is needed."""
+        assert self._format
+        unmarked = marker == self._format.opener
+        inside = self._held if unmarked else self._held[len(marker) :]
+        if unmarked or kind == "reasoning":
+            begins = self._begins_named_call(inside)
+        else:
+            begins = self._format.may_begin(inside, None)
+            if begins and not inside.strip() and len(inside) < HEADER_CHARS_MAX:
+                begins = None
+        if begins is None:
+            return False
+        if begins:
+            self._begin("" if unmarked else marker, unmarked=unmarked)
+        else:
+            self._emit(deltas, kind, len(marker))
+        return True
+
+    def _begins_named_call(self, text: str) -> bool | None:
+        """Whether a text begins with a call of an offered function; None if that depends on the text to come.
+
+        Prose and reasoning may mention a marker, so the header is not enough where something has to follow it.
+        """
+        format_ = self._format
+        assert format_
+        text = text[:HEADER_CHARS_MAX]
+        header = format_.header.match(text)
+        if header is None:
+            may = bool(text.strip()) or len(text) < HEADER_CHARS_MAX
+            may = may and len(text) < HEADER_CHARS_MAX and format_.may_begin(text, self._schemas)
+            return None if may else False
+        if next(group for group in header.groups() if group) not in self._schemas:
+            return False
+        follows = (*format_.follows, *([format_.end] if format_.end and format_.follows else []))
+        behind = text[header.end() :].lstrip()
+        if not follows or behind.startswith(follows):
+            return True
+        return None if any(each.startswith(behind) for each in follows) else False
+
+    def _begin(self, start: str, *, unmarked: bool) -> None:
+        """Begin a call, whose marker `start` is dropped."""
+        assert self._format
+        self._state, self._call_start, self._unmarked = "call", start, unmarked
+        blocks = dict(self._format.blocks)
+        self._end = blocks.get(start, self._format.end)
+        if unmarked and self._format.read is None:
+            self._end = self._format.call_end
+        self._held = self._held[len(start) :]
+
+    def _skip_orphan_end(self) -> bool:
+        """Drop the end marker behind a call that had no start marker; False if more text is needed."""
+        assert self._format
+        text = self._held.lstrip()
+        ends = [end for end in (self._format.end, *(end for _, end in self._format.blocks)) if end]
+        found = next((end for end in ends if text.startswith(end)), None)
+        if found is not None:
+            self._held = text[len(found) :]
+        elif len(self._held) < HEADER_CHARS_MAX and any(end.startswith(text) for end in ends):
+            return False
+        self._orphan_end = False
+        self._trim_newlines = True
         return True
 
     def _advance_call(self, deltas: list[Delta]) -> bool:
         assert self._format
         if self._arguments is not None and not self._arguments.broken:
             return self._advance_arguments(deltas, self._arguments)
+        if self._unmarked and self._streamed and self._arguments is None:
+            return self._end_unmarked()
         if self._unstreamed is None and self._begin_call(deltas):
             return True
-        end = self._format.end if self._call_start else ""
+        end = self._end if self._call_start or self._unmarked else ""
         if self._unstreamed is None and (len(self._held) > HEADER_CHARS_MAX or (end and end in self._held)):
             self._unstreamed = TextUpTo([end])
         if self._unstreamed is None:
@@ -157,18 +238,38 @@ class MarkerSplitter:
         elif self._streamed:
             deltas += self._remaining_calls(inside)
         else:
-            deltas += self._parsed(inside, complete=True, end=end)
-        self._state, self._streamed, self._arguments = "content", False, None
+            deltas += self._parsed(inside + (end if self._unmarked else ""), complete=True, end=end)
+        self._state, self._streamed, self._arguments, self._unmarked = "content", False, None, False
         # White space between calls, and after the last, is syntax of the format.
         self._trim_newlines = self.saw_call
         if self.saw_call:
             self._edges.after_call()
         return True
 
+    def _end_unmarked(self) -> bool:
+        """End a call that had no start marker, behind its tail; False if more text is needed."""
+        assert self._format
+        tail = self._format.tail.match(self._held)
+        text = self._held.lstrip()
+        if tail and (tail.end() or text):
+            return self._leave_unmarked(tail.end())
+        # Of a tail that is not complete, more may come.
+        if len(self._held) < HEADER_CHARS_MAX and text[:1] in ("", ",", "`", "<"):
+            return False
+        return self._leave_unmarked(0)
+
+    def _leave_unmarked(self, tail: int) -> bool:
+        self._held = self._held[tail:]
+        self._state, self._streamed, self._unmarked, self._orphan_end = "content", False, False, True
+        self._trim_newlines = True
+        self._edges.after_call()
+        self._lines.at_start = True
+        return True
+
     def _begin_call(self, deltas: list[Delta]) -> bool:
         """Parse the header of a call whose arguments are streamed; False if it is not complete."""
         assert self._format
-        if self._arguments is not None:
+        if self._arguments is not None or self._format.read is None:
             return False
         text = self._held.lstrip()
         if len(text) < len(self._held):
@@ -187,7 +288,7 @@ class MarkerSplitter:
         self._held = self._held[header.end() :]
         self._blanks = []
         name = next(group for group in header.groups() if group)
-        self._arguments = self._format.read(self._schemas.get(name, {}), self._format.end)
+        self._arguments = self._format.read(self._schemas.get(name, {}), self._end)
         self._streamed = self.saw_call = True
         deltas.append(Delta("call_start", "", name))
         return True
@@ -234,19 +335,25 @@ class MarkerSplitter:
         self._at_start = not first
         return first == "{"
 
+    def _call_starts(self) -> list[str]:
+        """The markers that a call may begin with."""
+        if self._format is None:
+            return []
+        starts = [self._format.start, *(start for start, _ in self._format.blocks)]
+        return [start for start in (*starts, self._format.opener) if start]
+
     def _markers_sought(self) -> list[str]:
         if self._state == "reasoning":
-            return [self._markers.think_end]
-        starts = [
-            self._markers.think_start,
-            self._format.start if self._format else "",
-            *self._markers.frames,
-        ]
-        return [start for start in starts if start]
+            return [each for each in (self._markers.think_end, *self._starts) if each]
+        line = ["\n"] if self._format and self._format.loose else []
+        # Once the content has begun, the marker of reasoning is a mention of it.
+        start = [self._markers.think_start] if self._markers.think_start and self._edges.at_start else []
+        return [*start, *self._starts, *self._markers.frames, *line]
 
     def _emit(self, deltas: list[Delta], kind: Kind, length: int) -> None:
         text, self._held = self._held[:length], self._held[length:]
         if kind == "content":
+            self._lines.pass_over(text)
             text = self._edges.content(text)
         if text:
             deltas.append(Delta(kind, text))
@@ -278,6 +385,11 @@ class ContentEdges:
         self._behind_call = False
         self._space: list[str] = []
 
+    @property
+    def at_start(self) -> bool:
+        """Whether no content but white space has come, or none since a call."""
+        return not self._begun or self._behind_call
+
     def after_leading_end(self, held: str) -> str | None:
         """The text after a leading `think_end`; None if the content does not begin with it."""
         if self._begun or not self._think_end:
@@ -302,7 +414,7 @@ class ContentEdges:
         """The content in a text; white space after a call is held back until more content follows."""
         if not text:
             return ""
-        self._begun = True
+        self._begun = self._begun or bool(text.strip())
         if not self._behind_call:
             return text
         if not text.strip():
@@ -310,3 +422,22 @@ class ContentEdges:
             return ""
         text, self._space, self._behind_call = "".join((*self._space, text)), [], False
         return text
+
+
+class LineStarts:
+    """Tracks whether content is at the start of a line where a call may begin: not within a fence of code."""
+
+    def __init__(self) -> None:
+        self.at_start = True
+        self._line = ""
+        self._fenced = False
+
+    def pass_over(self, text: str) -> None:
+        """Go over more content."""
+        *ended, last = text.split("\n")
+        for line in ended:
+            self._fenced ^= (self._line + line[:3]).startswith("```")
+            self._line = ""
+        self._line = (self._line + last[:3])[:3]
+        if text:
+            self.at_start = text.endswith("\n") and not self._fenced

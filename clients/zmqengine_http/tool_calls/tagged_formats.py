@@ -84,7 +84,12 @@ def _tagged(start: str, end: str, tags: Tags = _XML, *, header: re.Pattern[str] 
     def read(parameters: Mapping[str, object], call_end: str) -> ArgumentsParser:
         return TaggedArguments(parameters, tags, call_end)
 
-    return CallFormat(start, end, header, read=read)
+    return CallFormat(start, end, header, read=read, follows=(*tags.openings, *tags.ends))
+
+
+def _named(format_: CallFormat, opener: str, *others: str) -> CallFormat:
+    """The format with calls that begin with a tag: the opener, the function's name and a bracket."""
+    return format_._replace(opener=opener, shapes=tuple(f"{start}NAME>" for start in (opener, *others)))
 
 
 _GLM_HEADER = re.compile(r"\s*([\w.-]+)\s*(?=<)")
@@ -92,22 +97,58 @@ _MINICPM_HEADER = re.compile(r"""\s*["']?([^"'<>\s]+)["']?\s*>""")
 _HUNYUAN_HEADER = re.compile(rf"\s*<tool_call{_SUFFIX}>\s*([\w.-]+)\s*<tool_sep{_SUFFIX}>")
 _KIMI_HEADER = re.compile(r'\s*<\|open\|>call tool="([^"]+)"[^<]*<\|sep\|>')
 
+_FUNCTIONS = ("<function=", "<function name=", "<invoke name=")
+_INVOKES = ("<invoke name=", "<function=", "<function name=")
+_DSML_BLOCKS = tuple(
+    (f"<{BAR}DSML{BAR}{name}>", f"</{BAR}DSML{BAR}{name}>") for name in ("function_calls", "tool_calls")
+)
+
+
+def _dsml(block: int) -> CallFormat:
+    """The format of one version, which reads the blocks of the other too."""
+    format_ = _tagged(*_DSML_BLOCKS[block], _DSML)._replace(blocks=_DSML_BLOCKS)
+    return _named(format_, f"<{BAR}DSML{BAR}invoke name=")
+
+
+_GLM_CALL = _tagged("<tool_call>", "</tool_call>", _GLM, header=_GLM_HEADER)._replace(
+    parse=parse_json, shapes=("NAME<",), wholes=("{",), loose=True
+)
+
 TAGGED_FORMATS: dict[str, CallFormat] = {
-    "qwen3_coder": _tagged("<tool_call>", "</tool_call>", _XML._replace(padded=True)),
-    "seed_oss": _tagged("<seed:tool_call>", "</seed:tool_call>"),
-    "minimax_m2": _tagged("<minimax:tool_call>", "</minimax:tool_call>"),
-    # Not streamed: the header never matches.
+    "qwen3_coder": _named(
+        _tagged("<tool_call>", "</tool_call>", _XML._replace(padded=True)), *_FUNCTIONS
+    )._replace(parse=parse_json, wholes=("{",)),
+    "seed_oss": _named(_tagged("<seed:tool_call>", "</seed:tool_call>"), *_FUNCTIONS),
+    "minimax_m2": _named(_tagged("<minimax:tool_call>", "</minimax:tool_call>"), *_INVOKES),
+    # Not streamed: tags are nested.
     "minimax_m3": CallFormat(
-        f"{MARK}<tool_call>", f"{MARK}</tool_call>", re.compile("(?!)"), parse=parse_nested
+        f"{MARK}<tool_call>",
+        f"{MARK}</tool_call>",
+        re.compile(rf"""\s*{re.escape(MARK)}<invoke name=["']?([^"'\s<>]+)["']?>"""),
+        read=None,
+        parse=parse_nested,
+        shapes=(f"{MARK}<invoke name=NAME>",),
+        opener=f"{MARK}<invoke name=",
+        call_end=f"{MARK}</invoke>",
     ),
-    "deepseek_v32": _tagged(f"<{BAR}DSML{BAR}function_calls>", f"</{BAR}DSML{BAR}function_calls>", _DSML),
-    "deepseek_v4": _tagged(f"<{BAR}DSML{BAR}tool_calls>", f"</{BAR}DSML{BAR}tool_calls>", _DSML),
-    "muse_spark": _tagged("<atem:function_calls>", "</atem:function_calls>", _ATEM),
-    "minicpm5": _tagged("<function name=", "</function>", _MINICPM, header=_MINICPM_HEADER),
-    "glm47": _tagged("<tool_call>", "</tool_call>", _GLM, header=_GLM_HEADER)._replace(parse=parse_json),
-    "laguna": _tagged("<tool_call>", "</tool_call>", _GLM, header=_GLM_HEADER)._replace(parse=parse_json),
+    "deepseek_v32": _dsml(0),
+    "deepseek_v4": _dsml(1),
+    "muse_spark": _named(
+        _tagged("<atem:function_calls>", "</atem:function_calls>", _ATEM), "<atem:invoke name="
+    ),
+    "minicpm5": _tagged("<function name=", "</function>", _MINICPM, header=_MINICPM_HEADER)._replace(
+        shapes=("NAME>",)
+    ),
+    "glm47": _GLM_CALL,
+    "laguna": _GLM_CALL,
     "hunyuan_v3": _tagged(
         "<tool_calls:opensource>", "</tool_calls:opensource>", _HUNYUAN, header=_HUNYUAN_HEADER
+    )._replace(
+        blocks=(("<tool_calls>", "</tool_calls>"),),
+        shapes=("<tool_call:opensource>NAME<tool_sep", "<tool_call>NAME<tool_sep"),
+        opener="<tool_call:opensource>",
     ),
-    "kimi_k3": _tagged("<|open|>tools<|sep|>", "<|close|>tools<|sep|>", _KIMI, header=_KIMI_HEADER),
+    "kimi_k3": _tagged("<|open|>tools<|sep|>", "<|close|>tools<|sep|>", _KIMI, header=_KIMI_HEADER)._replace(
+        shapes=('<|open|>call tool="NAME"',), opener='<|open|>call tool="'
+    ),
 }

@@ -41,13 +41,17 @@ def _python(value: object) -> str:
 
 
 VALUE_FORMATS: dict[str, CallFormat] = {
-    "gemma4": CallFormat("<|tool_call>", "<tool_call|>", _GEMMA_HEADER),
+    "gemma4": CallFormat("<|tool_call>", "<tool_call|>", _GEMMA_HEADER, shapes=("call:NAME{",), opener="call:"),
     "function_gemma": CallFormat(
-        "<start_function_call>", "<end_function_call>", _GEMMA_HEADER, read=_read_escaped
+        "<start_function_call>", "<end_function_call>", _GEMMA_HEADER, read=_read_escaped,
+        shapes=("call:NAME{",), opener="call:",
     ),
     "pythonic": CallFormat(
-        "<|tool_call_start|>", "<|tool_call_end|>", _PYTHON_HEADER,
-        read=_read_python, write=_write_python,
+        "<|tool_call_start|>", "<|tool_call_end|>", _PYTHON_HEADER, read=_read_python, write=_write_python,
+        shapes=("NAME(",), opener="[",
     ),
-    "olmo3": CallFormat("<function_calls>", "</function_calls>", _PYTHON_HEADER, read=_read_python),
+    # A line of prose or code looks like a call without its markers.
+    "olmo3": CallFormat(
+        "<function_calls>", "</function_calls>", _PYTHON_HEADER, read=_read_python, shapes=("NAME(",)
+    ),
 }  # fmt: skip
