@@ -32,9 +32,3 @@ def replace_file(path: Path, content: bytes) -> None:
     except OSError:
         os.unlink(part)
         raise
-
-
-def signature_of(file: Path) -> str:
-    """Path, times and size of a file: another one for a package that was installed again."""
-    about = file.stat()
-    return f"{file} {about.st_mtime_ns} {about.st_ctime_ns} {about.st_size} "

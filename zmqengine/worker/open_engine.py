@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import logging
 import os
 import sys
@@ -22,9 +23,7 @@ from zmqengine.engine.host.device_errors import device_error
 from zmqengine.engine.host.environment import TF32_VARIABLE, cuda_version
 from zmqengine.engine.host.machine_probe import probe_machine
 from zmqengine.engine.interface import Engine, RowRequest, TextsRequest, VectorEngine
-from zmqengine.engine.load.kept_tokenizers import is_kept
 from zmqengine.engine.load.mlx_kernels import start_children
-from zmqengine.engine.models.transformers_import import import_transformers
 from zmqengine.errors import ConfigError, ModelLoadError
 from zmqengine.pico import BUNDLED, model_path
 from zmqengine.protocol.addresses import base_directory
@@ -177,7 +176,7 @@ def _open_mlx(config: WorkerConfig, report: Report, wake: Callable[[], None], *,
         local_directory(config.draft)
     await_kernels = start_children(number_type(local))
     if probe:
-        _check_device(local)
+        _check_device()
     if config.tf32:
         # Before the engine sets it: MLX reads the variable once, at its first product.
         os.environ.setdefault(TF32_VARIABLE, "1")
@@ -255,12 +254,13 @@ def _open_mlx(config: WorkerConfig, report: Report, wake: Callable[[], None], *,
     )
 
 
-def _check_device(model: Path | None) -> None:
+def _check_device() -> None:
     def beside() -> None:
-        # It takes as long as the probe, and a tokenizer that is not kept needs it. If it is not there, loading says so.
-        if model is None or not is_kept(model):
-            with contextlib.suppress(ImportError):
-                import_transformers()
+        # mlx-lm imports it, which takes as long as the probe. If it is not there, loading says so. Without torch it
+        # prints an advice that mlx-lm turns off.
+        os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"
+        with contextlib.suppress(ImportError):
+            importlib.import_module("transformers").AutoTokenizer  # noqa: B018 - a name that is imported when it is read
 
     probe = probe_machine(beside=beside)
     if probe.problem and probe.is_certain:

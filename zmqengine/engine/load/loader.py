@@ -19,7 +19,6 @@ from zmqengine.engine.host.device_errors import device_error
 from zmqengine.engine.interface import ModelInfo
 from zmqengine.engine.load.bare_checkpoint import bare_classes, is_bare
 from zmqengine.engine.load.generation_config import sampling_facts
-from zmqengine.engine.load.kept_tokenizers import kept_tokenizer
 from zmqengine.engine.load.tokenizer_export import ExportedTokenizer, export_tokenizer, with_facts
 from zmqengine.engine.load.vision_text import ModelClasses, classes_of, placed_classes
 from zmqengine.engine.models.mlx_lm import (
@@ -71,10 +70,7 @@ def load(model: str, report: Report = lambda stage, fraction: None, *, name: str
             get_model_classes=bare_classes if bare else _classes(directory),
         )
         eos_token_ids = config.get("eos_token_id")
-        exported = kept_tokenizer(
-            directory,
-            lambda: export_tokenizer(load_tokenizer(directory, eos_token_ids=eos_token_ids)),  # type: ignore[no-untyped-call]
-        )
+        exported = export_tokenizer(load_tokenizer(directory, eos_token_ids=eos_token_ids))  # type: ignore[no-untyped-call]
         blind = why_blind(directory)
         told = {} if blind is None else {"blind": blind}
         exported = with_facts(exported, sampling_facts(directory) | recipe.facts | told)

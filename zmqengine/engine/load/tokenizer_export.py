@@ -75,11 +75,6 @@ def with_facts(exported: ExportedTokenizer, facts: Mapping[str, str | bool | int
     return replace(known, hash=_hash(known))
 
 
-def is_whole(exported: ExportedTokenizer) -> bool:
-    """Whether every field is as it was exported."""
-    return exported.hash == _hash(exported)
-
-
 def with_vision(exported: ExportedTokenizer, card: VisionCard) -> ExportedTokenizer:
     """The bundle with a model's vision card."""
     seeing = replace(exported, vision=card)

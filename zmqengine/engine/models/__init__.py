@@ -1,9 +1,6 @@
 """Models: the decoder family's own forward pass, and the border to mlx-lm.
 
 mlx_lm.py       everything that is imported from mlx-lm
-later.py        modules that are imported when one of their names is used
-transformers_import.py  what mlx-lm needs for tokenizers, without torch
-transformers_names.py   the names that transformers exports, kept on disk
 decoder_weights.py      weights of the family, read from the model that mlx-lm has loaded
 ops.py          operations of a layer, behind one object; MLX's on every device
 cpu_ops.py      those of a CPU; step_ops.py those of its decode steps

@@ -5,40 +5,34 @@ from __future__ import annotations
 import resource
 from typing import Any
 
-from zmqengine.engine.models.later import imported_later
-from zmqengine.engine.models.transformers_import import import_transformers
-
 
 def _keep_limit(*_: Any) -> None:
     """Leave the limit as it is."""
 
 
-# Importing mlx-lm lowers the limit on open files to 2048, the hard one too, for good. A worker with many sessions
-# needs more.
+# Importing mlx-lm lowers the limit on open files to 2048, the hard one to 4096, which no user can raise again: room for
+# 440 front-ends. Where the hard limit is below 2048 the import fails.
 _set_limit = resource.setrlimit
 resource.setrlimit = _keep_limit
-# Most of an import is that of transformers, for tokenizers alone, and of the hub's client.
-_TOKENIZERS = ("mlx_lm.tokenizer_utils", "transformers")
 try:
-    with imported_later(*_TOKENIZERS, before=import_transformers), imported_later("huggingface_hub"):
-        from mlx_lm import __version__ as mlx_lm_version
-        from mlx_lm.models.base import (
-            create_attention_mask,
-            create_causal_mask,
-            scaled_dot_product_attention,
-        )
-        from mlx_lm.models.cache import (
-            BatchRotatingKVCache,
-            CacheList,
-            KVCache,
-            RotatingKVCache,
-            make_prompt_cache,
-        )
-        from mlx_lm.models.rope_utils import Llama3RoPE, ProportionalRoPE, SuScaledRoPE, YarnRoPE
-        from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
-        from mlx_lm.utils import _download as fetch_model
-        from mlx_lm.utils import _get_classes as model_classes
-        from mlx_lm.utils import load_config, load_model, load_tokenizer
+    from mlx_lm import __version__ as mlx_lm_version
+    from mlx_lm.models.base import (
+        create_attention_mask,
+        create_causal_mask,
+        scaled_dot_product_attention,
+    )
+    from mlx_lm.models.cache import (
+        BatchRotatingKVCache,
+        CacheList,
+        KVCache,
+        RotatingKVCache,
+        make_prompt_cache,
+    )
+    from mlx_lm.models.rope_utils import Llama3RoPE, ProportionalRoPE, SuScaledRoPE, YarnRoPE
+    from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
+    from mlx_lm.utils import _download as fetch_model
+    from mlx_lm.utils import _get_classes as model_classes
+    from mlx_lm.utils import load_config, load_model, load_tokenizer
 finally:
     resource.setrlimit = _set_limit
 
