@@ -461,6 +461,16 @@ def test_it_fits_in_both_schemes(
             )
             assert len(colours) >= 2
             assert all(contrast(*pair) >= 4.5 for pair in colours)
+            if not path and width > 760:
+                # About 75 characters, as books have them.
+                letters = scripted.js(
+                    "const probe = document.createElement('span'); probe.style.whiteSpace = 'nowrap';"
+                    "probe.textContent = 'the quick brown fox '.repeat(5);"
+                    "const box = document.querySelector('.answer'); box.append(probe);"
+                    "const width = probe.getBoundingClientRect().width / 100; probe.remove();"
+                    "return box.getBoundingClientRect().width / width"
+                )
+                assert letters < 85
             picture(scripted, f"{path or 'chat'}-{scheme}-{width}")
             if not path:
                 assert (

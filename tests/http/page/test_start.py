@@ -97,6 +97,28 @@ def test_what_was_written_stays_with_its_chat(scripted: Browser) -> None:
     assert scripted.js("return document.getElementById('text').value") == "half a question"
 
 
+def test_an_answer_goes_on_while_another_chat_is_open(browser: Browser) -> None:
+    """Each has its own Send and Stop; a chat that is deleted in mid-answer does not come back."""
+    say(browser, "Long", max_tokens=3000)
+    until(browser, "return document.querySelectorAll('.turn.assistant').length === 1", "it begins")
+    push(browser, "New chat")
+    assert scripted_buttons(browser) == ["send", True]
+    assert texts(browser, "#list .running") == ["Long"]
+    say(browser, "Short", max_tokens=5)
+    until(browser, "return document.querySelectorAll('.turn.assistant').length === 1", "another begins")
+    until(browser, ANSWERED, "it ends")
+    push(browser, "Long, an answer comes")
+    assert scripted_buttons(browser)[0] == "stop"
+    length = browser.js("return document.querySelector('.answer').textContent.length")
+    until(browser, f"return document.querySelector('.answer').textContent.length > {length}", "it grows")
+    push(browser, "Short")
+    push(browser, "Delete Long")
+    idle = "return (async () => (await (await fetch('/status')).json()).workers[0].requests.length === 0)()"
+    until(browser, idle, "the worker stopped")
+    until(browser, "return document.querySelectorAll('#list .running').length === 0", "no answer comes")
+    assert texts(browser, "#list .open span") == ["Short"]
+
+
 def test_chats_are_searched_renamed_and_deleted(scripted: Browser, script: Script) -> None:
     """By the words of their messages; a deleted one comes back by Undo."""
     for question, answer in (("First", "A whale is a mammal."), ("Second", "A shark is a fish.")):

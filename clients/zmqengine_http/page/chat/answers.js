@@ -1,7 +1,7 @@
 // Asking the server, and the answer as it comes.
 const DRAW_MS = 100; // A long answer is parsed again each time.
 const KEEP_MS = 1000; // What a reload in mid-answer may lose.
-let running = null;
+const running = new Map(); // The message that is being written in each chat, and how to stop it.
 
 async function* events(answer) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -24,37 +24,38 @@ const withImages = (message) => {
   return parts.length ? [...parts, { type: "text", text: withFiles(message) }] : withFiles(message);
 };
 
-const requestOf = (messages, continues) => {
+const requestOf = (here, message, continues) => {
+  const messages = continues ? here.messages : here.messages.slice(0, -1);
   const plain = messages.map((message) => (message.role === "user"
     ? { role: "user", content: withImages(message) } : { role: "assistant", content: message.content }));
   const request = {
-    messages: chat.system.trim() ? [{ role: "system", content: chat.system.trim() }, ...plain] : plain,
+    messages: here.system.trim() ? [{ role: "system", content: here.system.trim() }, ...plain] : plain,
     stream: true, stream_options: { include_usage: true }, timings_per_token: true, ...optionFields(),
   };
   if (continues) {
-    const last = messages[messages.length - 1];
-    if (last.reasoning) plain[plain.length - 1].reasoning_content = last.reasoning;
+    if (message.reasoning) plain[plain.length - 1].reasoning_content = message.reasoning;
     Object.assign(request, { continue_final_message: true, add_generation_prompt: false });
   }
-  if (chosen()) request.model = chosen().id;
+  if (message.model) request.model = message.model;
   return request;
 };
 
 const showBusy = () => {
-  $("send").hidden = running !== null;
-  $("stop").hidden = running === null;
-  $("talk").setAttribute("aria-busy", running !== null);
-  document.body.classList.toggle("busy", running !== null);
+  const busy = running.has(chat);
+  $("send").hidden = busy;
+  $("stop").hidden = !busy;
+  $("talk").setAttribute("aria-busy", busy);
 };
 
-// Ask for an answer to the conversation; `continues` goes on with the last one, `again` fills it anew.
+// Ask for an answer to the conversation; `continues` goes on with the last one, `again` fills it anew. It goes on when
+// another chat is opened.
 const generate = async ({ continues = false, again = false } = {}) => {
-  if (running) return;
+  if (running.has(chat)) return;
   const here = chat;
   if (!continues && !again) here.messages.push({ role: "assistant", content: "", reasoning: "", finish: null, error: "" });
   const message = here.messages[here.messages.length - 1];
   const stop = new AbortController();
-  running = { message, abort: () => stop.abort() };
+  running.set(here, { message, abort: () => stop.abort() });
   Object.assign(message, { finish: null, error: "", model: chosen() ? chosen().id : "" });
   showBusy();
   say("");
@@ -63,14 +64,13 @@ const generate = async ({ continues = false, again = false } = {}) => {
   await keep(here);
   showChats();
   try {
-    const request = requestOf(continues ? here.messages : here.messages.slice(0, -1), continues);
-    await receive(request, message, view, stop.signal);
+    await receive(requestOf(here, message, continues), message, view, stop.signal);
   } catch (error) {
     message.finish = error.name === "AbortError" ? "stopped" : "interrupted";
     // What a browser says of a connection that broke differs and helps nobody.
     if (error.name !== "AbortError") message.error = error instanceof TypeError ? "The connection was lost before the answer's end." : error.message;
   }
-  running = null;
+  running.delete(here);
   settle(here, message, { again, continues });
   await keep(here);
   if (chat === here) {

@@ -38,7 +38,7 @@ const showShortcuts = () => {
 
 const onKey = (e) => {
   // What lies above the conversation is closed first.
-  if (e.key === "Escape" && running && !document.querySelector("dialog[open], :popover-open")) return stop();
+  if (e.key === "Escape" && running.has(chat) && !document.querySelector("dialog[open], :popover-open")) return stop();
   if (!(APPLE ? e.metaKey : e.ctrlKey) || e.altKey) return;
   const name = e.key.toUpperCase();
   const shortcut = SHORTCUTS.find((each) => each.keys.at(-1) === name && (each.keys.length > 1) === e.shiftKey);

@@ -27,7 +27,7 @@ const focusText = () => { if (!TOUCH) $("text").focus(); };
 
 const send = () => {
   const text = $("text").value;
-  if ((!text.trim() && !attached.length) || running) return;
+  if ((!text.trim() && !attached.length) || running.has(chat)) return;
   chat.messages.push({ role: "user", content: text, files: attached });
   attached = [];
   showAttached();
@@ -37,7 +37,7 @@ const send = () => {
   generate();
 };
 
-const stop = () => { if (running) running.abort(); };
+const stop = () => running.get(chat)?.abort();
 
 // The tokens of the last answer and its prompt: what the next question will find used.
 const showContext = () => {

@@ -162,10 +162,13 @@ const refresh = async () => {
 const startModels = () => {
   $("load-now").addEventListener("click", () => command("models/load", chosen()));
   $("model").addEventListener("click", () => $("models").togglePopover());
-  $("models").addEventListener("beforetoggle", () => {
+  // Below the button, as far as the window has room.
+  const align = () => {
     const widest = Math.min(432, innerWidth - 16);
     $("models").style.left = `${Math.max(8, Math.min($("model").getBoundingClientRect().left, innerWidth - widest - 8))}px`;
-  });
+  };
+  $("models").addEventListener("beforetoggle", align);
+  addEventListener("resize", align);
   $("models").addEventListener("toggle", (e) => {
     $("model").setAttribute("aria-expanded", e.newState === "open");
     if (e.newState === "open") $("model-list").querySelector("[aria-current], button")?.focus();

@@ -87,7 +87,7 @@ const openOptions = (open) => {
   $("app").classList.toggle("options", open);
   $("options").hidden = !open;
   $("options-open").setAttribute("aria-expanded", open);
-  if (open) $("system").focus();
+  if (open) $("options-close").focus();
 };
 
 const startOptions = () => {

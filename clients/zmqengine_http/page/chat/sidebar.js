@@ -1,6 +1,7 @@
 // The chats that were kept: by day, searched, renamed, deleted, exported and imported.
 let chats = [];
 let chat = null;
+const removed = new Set(); // An answer that still comes to one of them must not bring it back.
 const DAY_MS = 24 * 60 * 60 * 1000;
 const NARROW = matchMedia("(max-width: 760px)");
 
@@ -8,6 +9,7 @@ const fresh = () => ({ id: crypto.randomUUID ? crypto.randomUUID() : String(Math
 const titleOf = (each) => each.title || "New chat";
 
 const keep = async (each = chat) => {
+  if (removed.has(each)) return;
   each.updated = Date.now();
   if (!each.title) {
     const first = each.messages.find((message) => message.role === "user");
@@ -18,7 +20,6 @@ const keep = async (each = chat) => {
 };
 
 const openChat = (each) => {
-  stop();
   // What was written and not sent stays with its chat; a chat that was never kept hands it on.
   if (chats.includes(chat)) chat.draft = $("text").value;
   else if (!chats.includes(each)) each.draft = $("text").value;
@@ -31,6 +32,7 @@ const openChat = (each) => {
   if (NARROW.matches) openSidebar(false);
   showAll();
   showChats();
+  showBusy();
   write(chat.draft || "");
 };
 
@@ -87,6 +89,10 @@ const chatLine = (each, hit) => {
   open.className = "open";
   open.title = titleOf(each);
   open.append(element("span", titleOf(each)));
+  if (running.has(each)) {
+    open.classList.add("running");
+    open.setAttribute("aria-label", `${titleOf(each)}, an answer comes`);
+  }
   if (hit) {
     const words = element("small");
     words.append(hit[0], element("mark", hit[1]), hit[2]);
@@ -124,10 +130,13 @@ const rename = (each, line) => {
 
 const remove = async (each) => {
   chats = chats.filter((other) => other !== each);
+  removed.add(each);
+  running.get(each)?.abort();
   await store.drop(each.id);
   if (each === chat) openChat(chats[0] || fresh());
   else showChats();
   toast(`Deleted "${titleOf(each)}".`, "Undo", async () => {
+    removed.delete(each);
     chats.push(each);
     await store.keep(each);
     openChat(each);

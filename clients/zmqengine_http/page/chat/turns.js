@@ -108,7 +108,7 @@ const draw = (message, index) => {
 
 const tools = (message, index) => {
   const bar = element("div", "", "tools");
-  if (running && running.message === message) return bar;
+  if (running.get(chat)?.message === message) return bar;
   const last = index === chat.messages.length - 1;
   if (message.role === "user") {
     bar.append(copyButton("Copy this message", () => message.content), iconButton("pencil", "Edit this message", () => edit(index)));
@@ -184,7 +184,7 @@ const fork = async () => {
 };
 
 const edit = (index) => {
-  if (running) return;
+  if (running.has(chat)) return;
   const message = chat.messages[index];
   const turn = $("turns").children[index];
   const field = element("textarea");
@@ -215,7 +215,7 @@ const edit = (index) => {
 };
 
 const regenerate = async (index) => {
-  if (running) return;
+  if (running.has(chat)) return;
   const message = chat.messages[index];
   if (index < chat.messages.length - 1) {
     await fork();
