@@ -27,7 +27,7 @@ import psutil
 import pytest
 
 from tests.http.tool_directory import tool_directory
-from tests.support.hostile_constraints import HOSTILE, OVER_A_LIMIT_PATTERN, SLOW
+from tests.support.hostile_constraints import HOSTILE, OVER_A_LIMIT_PATTERN
 from tests.support.listener import PROMPT, SILENT_MS_MAX, Listener, longest, threads_of
 from tests.support.workers import WorkerProcess, wait_until
 
@@ -150,7 +150,7 @@ def random_request(chance: random.Random) -> Asked:
     if wish == "regex":
         body["guided_regex"] = pattern = chance.choice(REGEXES)
     if wish == "hostile":
-        kind, constraint, choices = chance.choice([*HOSTILE.values(), *SLOW.values()])
+        kind, constraint, choices = chance.choice([*HOSTILE.values()])
         body[f"guided_{GUIDED[kind]}"] = choices or constraint
     match api:
         case "chat":
@@ -354,7 +354,6 @@ END = re.compile(
 )
 
 
-@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 4 * HANG_S)
 def test_all_apis_under_random_constraints(tmp_path: Path) -> None:

@@ -35,7 +35,6 @@ def check_bytes(numbers: Mapping[str, float]) -> float:
     return numbers["queued"]
 
 
-@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 200)
 def test_the_memory_limit_holds_while_more_wait_than_fit() -> None:

@@ -61,7 +61,6 @@ class Memory:
         return above / sum((when - mean_s) ** 2 for when, _, _ in settled)
 
 
-@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 200)
 def test_a_crowd_of_random_front_ends_and_faults_leaves_nothing_behind() -> None:

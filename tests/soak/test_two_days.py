@@ -115,7 +115,6 @@ class Visitor:
         self._harness.front_ends.remove(front_end)
 
 
-@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_two_days_leave_nothing_behind(tmp_path: Path) -> None:

