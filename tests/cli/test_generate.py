@@ -13,6 +13,7 @@ import pytest
 
 from tests.cli.conftest import COMMAND, RunningWorker
 from tests.cli.terminal import Terminal
+from tests.http.tool_directory import tool_directory
 from tests.support.stderr import complaints
 from tests.support.workers import WorkerProcess
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
@@ -182,3 +183,22 @@ def test_the_text_can_be_held_to_a_schema_or_a_choice(run: Run, tmp_path: Path) 
         refused = run("generate", *wrong, "x")
         assert refused.returncode == 2
         assert said in refused.stderr
+
+
+def test_a_bound_on_reasoning_is_told_to_the_worker_or_refused(
+    run: Run, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """By a model with marks of reasoning, after that many tokens; one without them is a line that names the option."""
+    with WorkerProcess(None, model=str(tool_directory(tmp_path_factory.mktemp("models")))) as worker:
+        worker.wait_ready()
+        said = run(
+            "generate", "-w", worker.address, "-n", "20", "--thinking-max", "3", "--json", "Tom.<think>Well"
+        )
+        assert said.returncode == 0, said.stderr
+        output = json.loads(said.stdout)
+        with worker.client() as client:
+            assert output["tokens"][3:4] == client.tokenizer().encode("</think>", add_special_tokens=False)
+    with FakeWorker() as fake:
+        refused = run("generate", "-w", fake.address, "--thinking-max", "3", "Hello")
+    assert refused.returncode != 0
+    assert "thinking_max" in refused.stderr

@@ -28,6 +28,7 @@ def _sampling() -> Iterator[tuple[str, type, str]]:
 
 _GENERATION: tuple[tuple[str, type, str], ...] = (
     *_sampling(),
+    ("thinking-max", int, "The most tokens of reasoning; then the model has to answer."),
     ("seed", int, "The same seed gives the same text."),
     ("priority", int, "-100 to 100; the lower is served first."),
     ("deadline-ms", int, "End the answer after this time."),

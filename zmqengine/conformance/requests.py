@@ -161,6 +161,32 @@ def _forced(make: Make) -> None:
     front_end.refused(front_end.insert("long", max_tokens=2, forced=plain[:3]), "bad_request")
 
 
+@rule(
+    "I insert",
+    "reasoning is closed at thinking_max, also after `emitted`; up to there the tokens are the same",
+)
+def _thinking_max(make: Make) -> None:
+    front_end = make().open_session()
+    if not front_end.welcome["limits"].get("thinking_max"):
+        return
+    plain, _ = front_end.generate("a", max_tokens=12, seed=3)
+    # A closer that begins as the reasoning ends would only be completed.
+    closer = [next((token for token in plain[2:] if token not in plain[:2]), plain[2]), *plain[5:7]]
+    bound = {"tokens": 2, "closer": closer, "then": plain[:1], "opened": True}
+    wanted = plain[:2] + closer + plain[:1]
+    whole, _ = front_end.generate("b", max_tokens=12, seed=3, thinking_max=bound)
+    expect(whole[:6] == wanted, f"{whole[:6]} for {wanted}")
+    for had in (1, 3, 5, 7):
+        rest, _ = front_end.generate(
+            f"c{had}", max_tokens=12, seed=3, thinking_max=bound, emitted=whole[:had]
+        )
+        expect(whole[:had] + rest == whole, f"after {had} tokens it goes on as another output")
+    free, _ = front_end.generate("d", max_tokens=12, seed=3, thinking_max={**bound, "tokens": 12})
+    expect(free == plain, "a bound that is not reached changes the output")
+    front_end.refused(front_end.insert("e", thinking_max={**bound, "closer": []}), "bad_request")
+    front_end.refused(front_end.insert("f", thinking_max={**bound, "close": [1]}), "bad_request")
+
+
 @rule("I insert", "a stop token ends the output with stop, and is its last token")
 def _stop(make: Make) -> None:
     front_end = make().open_session()
