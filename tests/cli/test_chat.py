@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 import subprocess
 from collections.abc import Callable, Iterator
@@ -139,3 +140,101 @@ def test_an_image_at_fault_costs_one_question_and_the_status_says_so(
     assert "the images are dropped" in ran.stderr
     assert len(ran.stdout.splitlines()) == 1, "the second question is answered"
     assert run("chat", "-w", worker.name, "-n", "4", stdin="hello\n").returncode == 0
+
+
+def say(terminal: Terminal, text: str, told: str, start: int = 0) -> int:
+    """Type a line, and wait for what it is told and the next prompt; where that ends."""
+    terminal.type(text + "\n")
+    return terminal.wait_for(PROMPT, start=terminal.wait_for(told, start=start))
+
+
+def test_a_conversation_is_kept_found_and_loaded(
+    start_worker: StartWorker,
+    chat: Callable[..., Terminal],
+    run: Callable[..., subprocess.CompletedProcess[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Its owner alone can read it; a text of several lines is one question."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    worker = start_worker(eos_index=3)
+    terminal = chat(worker, "--stats")
+    terminal.type('"""first line\nsecond line"""\n')
+    at = terminal.wait_for(PROMPT, start=terminal.wait_for(" tokens in"))
+    at = say(terminal, "/save mine", "saved as", at)
+    terminal.type(CTRL_D)
+    assert terminal.end() == 0
+    assert terminal.shown.count(" tokens in") == 1
+    file = tmp_path / "zmqengine" / "talks" / "mine.json"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    messages = json.loads(file.read_text())["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant"]
+    assert messages[0]["content"] == "first line\nsecond line"
+    found = run("chat", "--find", "SECOND", "--find", "line").stdout.splitlines()
+    assert len(found) == 2, "the talk was kept by itself too"
+    assert all("first line second line" in line for line in found)
+    assert run("chat", "--find", "SECOND", "--find", "third").stdout == ""
+    again = chat(worker, "--load", "mine")
+    say(again, "/save copy", "saved as")
+    assert json.loads((file.parent / "copy.json").read_text())["messages"] == messages
+    assert run("chat", "-w", worker.name, "--load", "nothing", "x").stderr.startswith(
+        "zmqengine: there is no talk 'nothing'"
+    )
+
+
+def test_options_and_instructions_change_inside(
+    start_worker: StartWorker, chat: Callable[..., Terminal], tmp_path: Path
+) -> None:
+    """What is set holds for the next answer; what cannot be is one line, and changes nothing."""
+    terminal = chat(start_worker(), "--stats")
+    at = say(terminal, "/set max_tokens 3", "max_tokens 3")
+    at = say(terminal, "hello", "3 out", at)
+    at = say(terminal, "/set temperature hot", "zmqengine: ", at)
+    at = say(terminal, "/set temprature 1", "unexpected option 'temprature'", at)
+    at = say(terminal, "/set max_tokens 2", "max_tokens 2", at)
+    at = say(terminal, "/retry", "2 out", at)
+    at = say(terminal, "/system Be brief.", "the instructions are replaced", at)
+    at = say(terminal, f"/save {tmp_path}/talk.json", "saved as", at)
+    messages = json.loads((tmp_path / "talk.json").read_text())["messages"]
+    assert [message["role"] for message in messages] == ["system", "user", "assistant"]
+    assert messages[0]["content"] == "Be brief."
+    at = say(terminal, "/model", "fake answers", at)
+    say(terminal, "/model other", "zmqengine: no launcher", at)
+
+
+def test_one_question_is_answered_and_that_is_all(
+    start_worker: StartWorker,
+    run: Callable[..., subprocess.CompletedProcess[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """A line break in it begins no second one; standard input and files go with it."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    worker = start_worker()
+    notes = tmp_path / "notes.txt"
+    notes.write_text("remember the milk\n")
+    ran = run(
+        "chat",
+        "-w",
+        worker.name,
+        "-n",
+        "4",
+        "--seed",
+        "1",
+        "Summarise:",
+        "-",
+        "-f",
+        str(notes),
+        stdin="a\nb\n",
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr == ""
+    (talk,) = (tmp_path / "zmqengine" / "talks").iterdir()
+    asked = json.loads(talk.read_text())["messages"][0]["content"]
+    assert asked == "Summarise: a\nb\n\n\nnotes.txt:\n\nremember the milk\n"
+    assert run("chat", "-w", worker.name, "-n", "4", "--no-log", "Hello there").returncode == 0
+    assert len(list((tmp_path / "zmqengine" / "talks").iterdir())) == 1
+    assert run("chat", "-w", worker.name, "--set", "x").returncode == 2
+    refused = run("chat", "nobody", "Hello there")
+    assert refused.returncode == 1
+    assert "zmqengine serve" in refused.stderr

@@ -114,11 +114,11 @@ class LauncherProcess:
                 continue
         return found
 
-    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def command(self, *arguments: str, typed: str = "") -> subprocess.CompletedProcess[str]:
         """Another command of the same user."""
         return subprocess.run(
             [sys.executable, "-m", "zmqengine.cli.main", *arguments],
-            env=self.environment, capture_output=True, text=True, timeout=START_S, check=False,
+            env=self.environment, input=typed, capture_output=True, text=True, timeout=START_S, check=False,
         )  # fmt: skip
 
     def _start(self) -> subprocess.Popen[bytes]:

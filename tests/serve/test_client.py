@@ -136,6 +136,25 @@ def test_without_a_name_it_is_the_only_model(monkeypatch: pytest.MonkeyPatch) ->
         assert said.returncode == 0, said.stderr
 
 
+def test_a_chat_names_its_model_and_changes_it() -> None:
+    """The first argument is the model; a question of several words needs none where one is loaded."""
+    with LauncherProcess(toml({"a": fake(1), "b": fake(1)}, memory="8G")) as launched:
+
+        async def up() -> None:
+            async with launched.client() as launcher:
+                await launcher.models()
+
+        asyncio.run(up())
+        for words in (["a", "Hello"], ["Hello there"]):
+            asked = launched.command("chat", "-n", "2", "--no-log", *words)
+            assert asked.returncode == 0, asked.stderr
+        talked = launched.command("chat", "a", typed="/model b\n/model\n/model nobody\n/model\n")
+        assert talked.returncode == 1, "a command failed"
+        answers = [line.split(" ")[0] for line in talked.stderr.splitlines() if line.endswith(" answers")]
+        assert answers == ["b", "b", "b"]
+        assert "The model 'nobody' does not exist; there are a, b" in talked.stderr
+
+
 def test_a_command_without_a_worker_is_told_to_choose_a_model(launched: LauncherProcess) -> None:
     """At once. It waited for 10 s, and was told to start a worker."""
     for name in ("slow", "a"):

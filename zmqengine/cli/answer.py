@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 
+from zmqengine.cli.markdown import write_plain
 from zmqengine.cli.progress_line import ProgressLine, bar
 from zmqengine_client import Completion, TextStream
 
@@ -44,8 +44,8 @@ class WrittenAnswer:
         )
 
 
-def write_answer(stream: TextStream) -> WrittenAnswer:
-    """Write the text to standard output, chunk by chunk. Ctrl-C aborts the request and keeps the text so far.
+def write_answer(stream: TextStream, write: Callable[[str], None] = write_plain) -> WrittenAnswer:
+    """Write the text chunk by chunk, to standard output as it is. Ctrl-C aborts the request and keeps the text so far.
 
     Raises the errors of the stream.
     """
@@ -58,8 +58,7 @@ def write_answer(stream: TextStream) -> WrittenAnswer:
                 first_s, first_tokens = time.monotonic() - started_s, len(chunk.tokens)
                 progress.stop()
             parts.append(chunk.text)
-            sys.stdout.write(chunk.text)
-            sys.stdout.flush()
+            write(chunk.text)
     whole_s = time.monotonic() - started_s
     return WrittenAnswer(
         text="".join(parts),

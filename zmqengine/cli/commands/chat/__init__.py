@@ -1,32 +1,27 @@
-"""`zmqengine chat`: a conversation in the terminal."""
+"""`zmqengine chat`: a conversation in the terminal, or one question."""
 
 from __future__ import annotations
 
 import contextlib
-import os
+import dataclasses
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from zmqengine.cli.advice import one_line
-from zmqengine.cli.answer import write_answer
-from zmqengine.cli.connection import ready_client
+from zmqengine.cli.commands.chat.conversation import Conversation
+from zmqengine.cli.commands.chat.slash import TerminalChat
+from zmqengine.cli.commands.chat.talks import find_talks, load_talk, new_name, state_directory
 from zmqengine.cli.flags import WorkerTarget, generation_options, given, model_option, worker_options
-from zmqengine.errors import ContextExceeded, RequestError, ZmqEngineError
-from zmqengine_client import Client
-from zmqengine_client.images.sources import file_bytes
 
-HELP = """/image FILE  show an image with the next question
-/reset       start a new conversation
-/help        show this
-Ctrl-C stops the answer, Ctrl-D leaves."""
 _HISTORY_LINES = 1000
+QUOTES = '"""'
 
 
 @click.command()
+@click.argument("arguments", nargs=-1, metavar="[MODEL] [QUESTION]...")
 @worker_options
 @model_option
 @click.option("--system", help="Instructions placed before the conversation.")
@@ -35,137 +30,126 @@ _HISTORY_LINES = 1000
 )
 @generation_options
 @click.option(
+    "-f",
+    "--file",
+    "files",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="A text file behind QUESTION; repeatable.",
+)
+@click.option(
     "--image",
     "images",
     multiple=True,
     metavar="FILE",
     help="An image with the first question, for a model that sees; repeatable.",
 )
+@click.option(
+    "--load", "loaded", metavar="NAME", help="Go on with a talk that was kept; `last` is the newest."
+)
+@click.option(
+    "--find", "words", multiple=True, metavar="WORD", help="List the talks with this word, and exit."
+)
+@click.option("--no-log", is_flag=True, help="Keep neither the talk nor what is typed.")
 @click.option("--stats", is_flag=True, help="Print statistics after each answer, on standard error.")
 def chat(
+    arguments: tuple[str, ...],
     target: WorkerTarget,
     system: str | None,
     stats: bool,
     max_tokens: int | None,
+    files: tuple[Path, ...],
     images: tuple[str, ...],
+    loaded: str | None,
+    words: tuple[str, ...],
+    no_log: bool,
     **options: Any,
 ) -> int:
-    """Talk with the model. /help inside lists further commands."""
-    with ready_client(target, name="chat") as client, _history():
-        conversation = ChatHistory(client, system, given(options) | {"max_tokens": max_tokens})
+    """Talk with a model, or ask it one QUESTION and exit.
+
+    The first argument is the MODEL of `zmqengine serve`, unless --model or --worker names one or it has a space. A
+    QUESTION of - is standard input. /help inside lists further commands.
+    """
+    if words:
+        for line in find_talks(words):
+            click.echo(line)
+        return 0
+    target, asked = _split(target, arguments)
+    question = _question(asked, files)
+    is_talk = question is not None or sys.stdin.isatty()
+    conversation = Conversation(target, system, given(options) | {"max_tokens": max_tokens})
+    with conversation:
+        session = TerminalChat(conversation, new_name() if is_talk and not no_log else "", stats=stats)
+        if loaded is not None:
+            conversation.resume(load_talk(loaded).messages)
         for image in images:
             conversation.show(image)
-        if sys.stdin.isatty():
-            click.echo("/help shows the commands, Ctrl-D leaves.", err=True)
-        failures = [line for line in _lines() if not _handle(conversation, line, stats)]
+        if question is not None:
+            return int(not session.answer(lambda: conversation.say(question)))
+        with _history(keep=not no_log):
+            return _talk(session)
+
+
+def _split(target: WorkerTarget, arguments: Sequence[str]) -> tuple[WorkerTarget, list[str]]:
+    """The worker or model, and the words of the question."""
+    asked = list(arguments)
+    if (
+        asked
+        and target.address is None
+        and target.model is None
+        and asked[0] != "-"
+        and not asked[0].count(" ")
+    ):
+        return dataclasses.replace(target, model=asked[0]), asked[1:]
+    return target, asked
+
+
+def _question(asked: Sequence[str], files: Sequence[Path]) -> str | None:
+    """The question of the command line, with standard input and files; None for a conversation."""
+    if not asked and not files:
+        return None
+    words = [sys.stdin.read() if word == "-" else word for word in asked]
+    texts = [f"{path.name}:\n\n{path.read_text(errors='replace')}" for path in files]
+    return "\n\n".join([*([" ".join(words)] if words else []), *texts])
+
+
+def _talk(session: TerminalChat) -> int:
+    if sys.stdin.isatty():
+        click.echo(f"{session.conversation.model}: /help shows the commands, Ctrl-D leaves.", err=True)
+    failures = [line for line in _lines() if not session.handle(line)]
     # A person has seen what failed; a script looks at the status.
     return int(bool(failures) and not sys.stdin.isatty())
 
 
-class ChatHistory:
-    """The messages of a conversation, and the request for the next one."""
-
-    def __init__(self, client: Client, system: str | None, options: dict[str, Any]) -> None:
-        self._client = client
-        self._system = system
-        self._options = options
-        self.messages: list[dict[str, Any]] = []
-        self._images: list[bytes] = []
-        self.reset()
-
-    def reset(self) -> None:
-        """Drop all messages but the instructions."""
-        self.messages = [] if self._system is None else [{"role": "system", "content": self._system}]
-        self._images = []
-
-    def show(self, path: str) -> None:
-        """Show an image with the next question. Raises `BadRequest` for a file that cannot be read."""
-        # Read once: the file may change while the conversation goes on.
-        self._images.append(file_bytes(Path(path).expanduser()))
-
-    def say(self, text: str) -> str:
-        """Write the model's answer to `text`; returns its timing. An interrupted answer is kept.
-
-        If the request fails the conversation is unchanged.
-        """
-        shown = [{"type": "image", "image": image} for image in self._images]
-        question = {"role": "user", "content": [*shown, {"type": "text", "text": text}] if shown else text}
-        answer = write_answer(self._client.chat([*self.messages, question], **self._options))
-        click.echo(" [stopped]" if answer.interrupted else "")
-        self.messages += [question, {"role": "assistant", "content": answer.text}]
-        self._images = []
-        return answer.summary
-
-    def drop_images(self) -> bool:
-        """Drop the images of the next question; returns whether there were any."""
-        dropped, self._images = bool(self._images), []
-        return dropped
-
-
-def _handle(conversation: ChatHistory, line: str, stats: bool) -> bool:
-    """Carry out a line of input; returns whether it succeeded."""
-    command = line.strip()
-    if command == "/reset":
-        conversation.reset()
-        click.echo("a new conversation", err=True)
-    elif command.startswith("/image "):
-        return _show(conversation, command.removeprefix("/image ").strip())
-    elif command == "/help":
-        click.echo(HELP, err=True)
-    elif command.startswith("/"):
-        click.echo(f"{command.split()[0]} is not a command: type /help for a list", err=True)
-        return False
-    elif command:
-        return _answer(conversation, line, stats)
-    return True
-
-
-def _show(conversation: ChatHistory, path: str) -> bool:
-    try:
-        conversation.show(path)
-    except ZmqEngineError as error:
-        click.echo(f"zmqengine: {one_line(error)}", err=True)
-        return False
-    click.echo(f"{path} goes with the next question", err=True)
-    return True
-
-
-def _answer(conversation: ChatHistory, line: str, stats: bool) -> bool:
-    try:
-        summary = conversation.say(line)
-    except ContextExceeded as error:
-        click.echo(f"zmqengine: {error.message}; /reset starts a new conversation", err=True)
-    except ZmqEngineError as error:
-        click.echo(f"zmqengine: {one_line(error)}", err=True)
-        # With an image at fault every later question would fail too.
-        if isinstance(error, RequestError) and conversation.drop_images():
-            click.echo("the images are dropped: /image shows them again", err=True)
-    except KeyboardInterrupt:
-        click.echo(" [left unfinished]")
-        return True
-    else:
-        if stats:
-            click.echo(f"[{summary}]", err=True)
-        return True
-    return False
-
-
 def _lines() -> Iterator[str]:
-    """Lines of input, until its end."""
-    prompt = "> " if sys.stdin.isatty() and sys.stdout.isatty() else ""
+    """Lines of input, and texts of several lines between triple quotes, until its end."""
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     while True:
         try:
-            yield input(prompt)
+            line = input("> " if is_terminal else "")
+            if line.lstrip().startswith(QUOTES):
+                line = _several(line.lstrip().removeprefix(QUOTES), "... " if is_terminal else "")
+            yield line
         except KeyboardInterrupt:
             click.echo("\nCtrl-D leaves", err=True)
         except EOFError:
-            if prompt:
+            if is_terminal:
                 click.echo()
             return
 
 
+def _several(line: str, prompt: str) -> str:
+    """The lines up to the one that ends with the quotes."""
+    lines = [line]
+    while not lines[-1].rstrip().endswith(QUOTES):
+        lines.append(input(prompt))
+    lines[-1] = lines[-1].rstrip().removesuffix(QUOTES)
+    return "\n".join(lines).strip("\n")
+
+
 @contextlib.contextmanager
-def _history() -> Iterator[None]:
+def _history(*, keep: bool) -> Iterator[None]:
     """Line editing and a history across sessions, where readline is available."""
     if not sys.stdin.isatty():
         yield
@@ -175,7 +159,7 @@ def _history() -> Iterator[None]:
     except ImportError:
         yield
         return
-    path = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "zmqengine" / "chat"
+    path = state_directory() / "chat"
     with contextlib.suppress(OSError):
         readline.read_history_file(path)
     readline.set_history_length(_HISTORY_LINES)
@@ -184,6 +168,7 @@ def _history() -> Iterator[None]:
     finally:
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Conversations are private.
-            path.touch(mode=0o600)
-            readline.write_history_file(path)
+            if keep:
+                # Conversations are private.
+                path.touch(mode=0o600)
+                readline.write_history_file(path)
