@@ -93,10 +93,9 @@ ALLOWED = {
     },
     "zmqengine.cli": {
         "zmqengine", "zmqengine.bench", "zmqengine.checkpoint", "zmqengine.cli", "zmqengine.config",
-        "zmqengine.conformance", "zmqengine.doctor", "zmqengine.errors", "zmqengine.option", "zmqengine.paths", "zmqengine.pico",
-        "zmqengine.protocol", "zmqengine.sampling_params", "zmqengine.serve", "zmqengine.worker", "zmqengine_client",
-        "zmqengine_http",
-        "zmqengine_metrics", "zmqengine_smg", "zmqengine_top",
+        "zmqengine.conformance", "zmqengine.doctor", "zmqengine.errors", "zmqengine.option", "zmqengine.paths",
+        "zmqengine.pico", "zmqengine.protocol", "zmqengine.sampling_params", "zmqengine.serve", "zmqengine.worker",
+        "zmqengine_client", "zmqengine_http", "zmqengine_metrics", "zmqengine_smg", "zmqengine_top",
     },
     "zmqengine_client": {
         "zmqengine", "zmqengine.errors", "zmqengine.paths", "zmqengine.protocol", "zmqengine.request_rules",
