@@ -1,10 +1,10 @@
-# A formula for a tap: brew install OWNER/TAP/zmqengine. `url` and `sha256` are those of a release's source archive.
+# A formula for a tap: brew install OWNER/TAP/zmqengine. `url` is that of a release's source archive. Its `sha256` is
+# added once there is one: until then brew says that it cannot verify the archive.
 # The worker's packages are wheels for Apple silicon: pip fetches them into a virtual environment of their own.
 class Zmqengine < Formula
   desc "Share one GPU between many programs: an MLX inference worker that speaks ZeroMQ"
   homepage "https://pypi.org/project/zmqengine/"
   url "https://files.pythonhosted.org/packages/source/z/zmqengine/zmqengine-0.1.0.tar.gz"
-  sha256 "0000000000000000000000000000000000000000000000000000000000000000"
   license "Apache-2.0"
 
   depends_on arch: :arm64
@@ -29,7 +29,19 @@ class Zmqengine < Formula
 
   test do
     assert_match version.to_s, shell_output("#{bin}/zmqengine --version")
-    # A machine that can run a worker, the bundled model included: code 0.
-    system bin/"zmqengine", "doctor"
+    # brew's sandbox has no GPU, so the worker has a fake engine.
+    ENV["ZMQENGINE_DIR"] = testpath/"z"
+    worker = spawn bin/"zmqengine", "worker", "--engine", "fake:{}", "--no-supervise"
+    begin
+      60.times do
+        break if quiet_system bin/"zmqengine", "status", "--ready"
+
+        sleep 1
+      end
+      system bin/"zmqengine", "status", "--ready"
+    ensure
+      Process.kill "TERM", worker
+      Process.wait worker
+    end
   end
 end

@@ -167,15 +167,16 @@ def test_the_need_of_an_encoder_is_what_its_worker_holds() -> None:
     """Weights and the largest batch, to a percent; a chat that it never has is no part of it."""
     pytest.importorskip("mlx.core")
     from zmqengine.checkpoint.recipe import read_recipe
+    from zmqengine.engine.embedding.backend import CPU
     from zmqengine.engine.embedding.encoder_model import TextEncoder, load_encoder
-    from zmqengine.engine.host.backend import on_gpu
+    from zmqengine.engine.open import find_encoder_backend
 
     directory = model_path("pico-embed")
     recipe = read_recipe(directory)
-    encoder, context_tokens, parameter_bytes = load_encoder(directory, recipe)
     checkpoint = open_checkpoint(directory)
-    for gpu in {False, on_gpu()}:
-        model = TextEncoder(encoder, recipe, [], context_tokens, on_gpu=gpu)
+    for backend in {CPU.name: CPU, find_encoder_backend().name: find_encoder_backend()}.values():
+        encoder, context_tokens, parameter_bytes = load_encoder(directory, recipe, backend)
+        model, gpu = TextEncoder(encoder, recipe, [], context_tokens, backend), backend.is_gpu
         held = parameter_bytes + model.workspace_bytes
         assert checkpoint.need_bytes(on_gpu=gpu) == pytest.approx(held, rel=0.01)
     assert checkpoint.need_bytes(on_gpu=True) > checkpoint.need_bytes(on_gpu=False)

@@ -14,6 +14,7 @@ from tests.checkpoint.test_estimate import write_tensors
 from zmqengine.checkpoint.estimate import open_checkpoint
 from zmqengine.checkpoint.supported import why_not_supported
 from zmqengine.checkpoint.weights import CheckpointError
+from zmqengine.doctor.model import look_at_model
 
 mlx_lm_utils = pytest.importorskip("mlx_lm.utils")
 
@@ -85,3 +86,37 @@ def test_nothing_is_imported_to_tell(tmp_path: Path) -> None:
         "assert not {'mlx', 'mlx_lm', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+NVFP4 = {"quantization": {"group_size": 16, "bits": 4, "mode": "nvfp4"}}
+MODELOPT = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}
+COMPRESSED = {"quantization_config": {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}}
+
+
+@pytest.mark.parametrize(
+    ("config", "tensor", "refused"),
+    [
+        (NVFP4, "model.layers.0.mlp.down_proj.scales", False),
+        (NVFP4, "model.layers.0.mlp.down_proj.global_scale", True),
+        (NVFP4, "model.layers.0.mlp.switch_mlp.down_proj.global_scale", False),
+        (MODELOPT, "model.layers.0.mlp.down_proj.weight_scale_2", True),
+        (MODELOPT, "model.layers.0.mlp.down_proj.weight_scale", False),
+        (COMPRESSED, "model.layers.0.mlp.down_proj.weight_global_scale", True),
+        ({}, "model.layers.0.mlp.down_proj.weight_scale_2", False),
+    ],
+)
+def test_weights_with_a_scale_that_no_product_reads_are_refused(
+    tmp_path: Path, config: dict[str, Any], tensor: str, refused: bool
+) -> None:
+    """mlx #3911: they load, or fail with a list of names. `models` and `doctor` say the same as the worker."""
+    config = {"model_type": "llama", **config}
+    directory = written(tmp_path, config)
+    write_tensors(directory / "model.safetensors", {tensor: ("F32", 4), "a": ("BF16", 100)})
+    reason = why_not_supported(directory, config)
+    assert ("have a global scale" in reason) == refused
+    assert (tensor in reason) == refused
+    if refused:
+        (finding,) = look_at_model(str(directory), 1 << 30)
+        assert (finding.level, "have a global scale" in finding.text) == ("fail", True)
+        with pytest.raises(CheckpointError, match="have a global scale"):
+            open_checkpoint(directory)

@@ -295,3 +295,29 @@ def test_the_formula_installs_extras_and_starts_a_command_that_exist(served: lis
     assert [config.supervise for config in served] == [True]
     assert "keep_alive crashed: true" in text
     run(["doctor", "--help"])
+
+
+def test_the_formulas_test_needs_no_gpu_and_its_hash_is_no_invention(served: list[WorkerConfig]) -> None:
+    """brew's sandbox has none: the worker's engine is a fake, and `doctor`, which asks MLX, is not called."""
+    text = FORMULA.read_text()
+    block = text[text.index("  test do") :]
+    assert '"doctor"' not in block
+    (words,) = re.findall(r'spawn bin/"zmqengine", (.+)', block)
+    run([word.strip().strip('"') for word in words.split(",")])
+    assert [(config.engine, config.supervise) for config in served] == [("fake:{}", False)]
+    for words in re.findall(r'system bin/"zmqengine", (.+)', block):
+        run([*(word.strip().strip('"') for word in words.split(",")), "--help"])
+    for digest in re.findall(r'sha256 "(\w+)"', text):
+        assert len(set(digest)) > 8, "a hash that nobody has computed"
+
+
+def test_ci_makes_the_report_of_macs_on_each_macos_and_keeps_it() -> None:
+    """The runners have a paravirtual GPU: what it computes counts. A crash leaves the file, which is kept."""
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    job = workflow["jobs"]["metal"]
+    assert {"macos-26", "macos-27"} <= set(job["strategy"]["matrix"]["os"])
+    (report,) = [step["run"] for step in job["steps"] if "--metal-report" in step.get("run", "")]
+    (upload,) = [step for step in job["steps"] if "upload-artifact" in step.get("uses", "")]
+    assert report.split()[-1] == upload["with"]["path"]
+    assert (upload["if"], "matrix.os" in upload["with"]["name"]) == ("always()", True)
+    run(["doctor", "--help"])

@@ -9,13 +9,20 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from zmqengine.checkpoint.recipe import read_recipe
 from zmqengine.checkpoint.text_config import is_seeing, text_config
+from zmqengine.checkpoint.weights import CheckpointError, tensor_names
 from zmqengine.errors import ModelLoadError
+
+_RENAME_SCALES = ("muse_spark",)
+"""Types whose files mlx-lm renames with their global scales."""
+_EXPERTS = (".switch_mlp.", ".experts.", ".switch_glu.")
+"""Parts of the names of experts in mlx-lm's models."""
 
 
 class _MlxLm(NamedTuple):
@@ -46,7 +53,36 @@ def why_not_supported(directory: Path, config: Mapping[str, Any]) -> str:
     read_as = text_config(config) if is_seeing(config) else config
     if _type_of(mlx_lm, read_as) not in mlx_lm.types:
         return f"neither mlx-lm nor an encoder here reads a {kind!r}"
-    return ""
+    return _why_no_products(directory, config)
+
+
+def _why_no_products(directory: Path, config: Mapping[str, Any]) -> str:
+    """The reason for which no layer of MLX multiplies with the weights; empty where one does, as far as names tell.
+
+    NVFP4 with a scale for a whole tensor: mlx-lm reads it for experts alone, and by the names of NVIDIA's and
+    compressed-tensors' files in the models that rename them (`mlx_lm/models/switch_layers.py`; issue 3911 of MLX).
+    """
+    if "nvfp4" not in json.dumps(config).lower() and not (directory / "hf_quant_config.json").exists():
+        return ""
+    if config.get("model_type") in _RENAME_SCALES:
+        return ""
+    try:
+        names = tensor_names(directory)
+    except CheckpointError:
+        # Reading its weights says more.
+        return ""
+    published = [name for name in names if name.endswith(("weight_global_scale", "weight_scale_2"))]
+    converted = [
+        name
+        for name in names
+        if name.endswith(".global_scale") and not any(part in name for part in _EXPERTS)
+    ]
+    if not published and not converted:
+        return ""
+    return (
+        f"its NVFP4 weights have a global scale ({min(published + converted)}), which MLX's products do not read: "
+        "take a conversion for MLX to NVFP4 without it, MXFP4 or 4 bits"
+    )
 
 
 def _type_of(mlx_lm: _MlxLm, config: Mapping[str, Any]) -> str:

@@ -51,6 +51,11 @@ def read_weights(directory: Path) -> Weights:
     return Weights(total, kinds.total(), FLOAT_BYTES[max(floats)[1]] if floats else 2)
 
 
+def tensor_names(directory: Path) -> set[str]:
+    """Names of the tensors in every `model*.safetensors` of the directory. Raises `CheckpointError`."""
+    return {name for file in directory.glob("model*.safetensors") for name in _read_header(file)}
+
+
 def _read_header(file: Path) -> dict[str, _Tensor]:
     try:
         with file.open("rb") as opened:

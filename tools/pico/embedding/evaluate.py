@@ -27,13 +27,14 @@ from zmqengine.checkpoint.recipe import read_recipe
 from zmqengine.engine.embedding.encoder_model import load_encoder
 from zmqengine.engine.embedding.packing import Packed
 from zmqengine.engine.embedding.pooling import pool
+from zmqengine.engine.open import find_encoder_backend
 from zmqengine.engine.texts.pooling import unit
 
 
 def vectors(directory: Path, texts: Sequence[str]) -> np.ndarray:
     """Vectors of texts by the model in a directory."""
     recipe = read_recipe(directory)
-    encoder, _, _ = load_encoder(directory, recipe)
+    encoder, _, _ = load_encoder(directory, recipe, find_encoder_backend())
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     packed = Packed([encoding.ids for encoding in tokenizer.encode_batch(list(texts))])
     states = encoder.start(packed)
