@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from zmqengine.protocol.messages import TokenLogprob
@@ -24,6 +24,7 @@ from zmqengine_http.answers.answer_events import (
 )
 from zmqengine_http.serving.errors import ApiError
 from zmqengine_http.tool_calls import Delta, TextSplitter
+from zmqengine_http.tool_calls.deltas import Kind
 
 PORTION_TOKENS = 64
 """Tokens turned into events without a yield to the event loop: about 1 ms with many logprobs."""
@@ -43,8 +44,8 @@ class ChoiceText:
 
     After `stopped` no further text belongs to the choice. `end_token_ids` end the output and have no text.
     `show_special` keeps special tokens in the text, which the client library's text stream never does: many
-    models mark reasoning and tool calls with them. Stop strings are for the content alone, and none is found in the
-    text of the first `min_tokens`.
+    models mark reasoning and tool calls with them. No stop string is found in the reasoning, nor in the text of the
+    first `min_tokens`.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class ChoiceText:
         self.has_stops = bool(stops)
         self._unsearched = min_tokens
         self._searching = not min_tokens
+        self._kind: Kind = "content"
         self._end_token_ids = end_token_ids
         self.stop_token_ids = end_token_ids - tokenizer.eos_token_ids
 
@@ -69,6 +71,11 @@ class ChoiceText:
     def stopped(self) -> bool:
         """Whether a stop string was found."""
         return self._stops.match is not None
+
+    @property
+    def cut_call(self) -> bool:
+        """Whether a stop string was found within a call."""
+        return self.stopped and self._kind == "call_text"
 
     @property
     def stop_string(self) -> str | None:
@@ -90,31 +97,43 @@ class ChoiceText:
         return self._detokenizer.finish()
 
     def up_to_stop(self, deltas: Sequence[Delta], *, last: bool = False) -> list[Delta]:
-        """The deltas up to a stop string in their content. What may begin one is held back, until the `last`."""
+        """The deltas up to a stop string. What may begin one is held back, until the `last`."""
         if not self.has_stops:
             return list(deltas)
         kept: list[Delta] = []
-        for delta in deltas:
+        for delta in _in_pieces(deltas):
             if self.stopped:
                 return kept
-            if delta.kind != "content":
-                kept += [*self._held_content(), delta]
-            elif self._searching:
-                kept += _content(self._stops.push(delta.text))
+            if delta.kind != self._kind:
+                kept += self._held_back()
+                self._kind = delta.kind
+            if delta.kind in ("content", "call_text") and self._searching:
+                kept += _piece(delta.kind, self._stops.push(delta.text))
             else:
                 kept.append(delta)
-        return kept + self._held_content() if last else kept
+        return kept + self._held_back() if last else kept
 
-    def _held_content(self) -> list[Delta]:
-        """The content held back, which began no stop string."""
+    def _held_back(self) -> list[Delta]:
+        """The text held back, which began no stop string."""
         if self.stopped:
             return []
         held, self._stops = self._stops.finish(), StopStrings(self._automaton)
-        return _content(held)
+        return _piece(self._kind, held)
 
 
-def _content(text: str) -> list[Delta]:
-    return [Delta("content", text)] if text else []
+def _piece(kind: Kind, text: str) -> list[Delta]:
+    return [Delta(kind, text)] if text else []
+
+
+def _in_pieces(deltas: Sequence[Delta]) -> Iterator[Delta]:
+    """The deltas, with whole calls as the streamed ones are."""
+    for delta in deltas:
+        if delta.kind == "call":
+            yield Delta("call_start", "", delta.name)
+            yield Delta("call_text", delta.text)
+            yield Delta("call_end", "")
+        else:
+            yield delta
 
 
 class ChoiceStream:
@@ -200,7 +219,7 @@ class ChoiceStream:
         if self._calls:
             # A call was streamed as far as it came; the reason says that it was cut.
             assert self._splitter is not None
-            return "length" if self._splitter.incomplete_call else "tool_calls"
+            return "length" if self._splitter.incomplete_call or self._text.cut_call else "tool_calls"
         if self._text.stopped:
             return "length" if self._constrained else "stop"
         return "length" if self._stream.result.finish == "length" else "stop"
@@ -263,7 +282,7 @@ class ChoiceStream:
     def _split(self, text: str, *, last: bool = False) -> list[Delta]:
         if self._text.stopped:
             return []
-        deltas = _content(text) if self._splitter is None else self._splitter.feed(text)
+        deltas = _piece("content", text) if self._splitter is None else self._splitter.feed(text)
         if last and self._splitter is not None:
             deltas += self._splitter.finish()
         return self._text.up_to_stop(deltas, last=last)
