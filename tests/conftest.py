@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,6 +36,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from hypothesis import HealthCheck, settings  # noqa: E402
 
+from tests.support.compiler import precompile_header  # noqa: E402
 from zmqengine.engine.host.blas import load_tuned_blas  # noqa: E402
 
 # MLX binds to a BLAS when it is imported: engines of this process compute as those of workers do.
@@ -71,6 +73,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(lambda: shutil.rmtree(directory, ignore_errors=True))
     os.environ["ZMQENGINE_DIR"] = directory
     os.environ["ZMQENGINE_CACHE_DIR"] = os.path.join(directory, "cache")
+    # The processes of a run inherit it from the one that starts them.
+    if config.getoption("numprocesses", None):
+        precompile_header(Path(directory))
 
 
 # Modules of the extra `programs` that whole test files need.

@@ -210,7 +210,9 @@ def test_a_row_whose_parser_meets_a_limit_ends_with_an_error(pico: Pico) -> None
         row.consume(pico.eos[0])
 
 
-@pytest.mark.parametrize("name", ["schema many patterns", "schema long pattern"])
+@pytest.mark.parametrize(
+    "name", ["schema many patterns", pytest.param("schema long pattern", marks=pytest.mark.slow)]
+)
 def test_an_output_near_the_limits_can_be_followed_again(pico: Pico, name: str) -> None:
     """A stream that the next worker resumes, or a resumed row, meets no limit that it did not meet before."""
     followed = 0
