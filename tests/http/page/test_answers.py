@@ -57,6 +57,26 @@ def test_formulas_are_drawn_and_prices_are_not(scripted: Browser, script: Script
     assert texts(scripted, ".answer li, .answer h1, .answer h2") == []
 
 
+def test_a_formula_links_to_nothing_and_fetches_nothing(scripted: Browser, script: Script) -> None:
+    """What TeX has for links, pictures and styles makes none of them, and no formula takes for ever."""
+    script.text = (
+        "$\\href{javascript:window.hit=1}{x}$ $\\url{javascript:window.hit=1}$ $\\includegraphics{https://example.org/p.png}$"
+        " $\\style{position:fixed}{y}$ $\\def\\a{\\a\\a}\\a$ $ok$"
+    )
+    say(scripted, "Maths")
+    answered(scripted, 1)
+    until(
+        scripted,
+        "return [...document.querySelectorAll('math')].some((m) => m.textContent === 'ok')",
+        "the last one",
+    )
+    assert scripted.js("return document.querySelectorAll('.answer :is(a, img, [href], [src])').length") == 0
+    assert scripted.js(
+        "return [...document.querySelectorAll('.answer *')].every((e) => getComputedStyle(e).position !== 'fixed')"
+    )
+    assert scripted.js("return window.hit === undefined")
+
+
 def test_a_growing_answer_keeps_its_earlier_blocks(scripted: Browser, script: Script) -> None:
     """So that what is selected or scrolled in them stays; the last block alone is drawn anew."""
     elements = scripted.js(
