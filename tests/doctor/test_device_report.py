@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import subprocess
 import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -18,6 +21,8 @@ from zmqengine.doctor.finding import Finding
 from zmqengine.doctor.machine import Machine
 
 mx = pytest.importorskip("mlx.core")
+buffers = pytest.importorskip("zmqengine.bench.device.buffers")
+driving = pytest.importorskip("zmqengine.bench.device.driving")
 
 FINE = json.dumps({"check": "fine", "ok": True, "text": "as it should be | quite"})
 WRONG = json.dumps({"check": "wrong", "ok": False, "text": "off by 7"})
@@ -172,6 +177,33 @@ def test_a_row_with_other_tokens_than_alone_is_found(monkeypatch: pytest.MonkeyP
     assert "other tokens than alone" in llama.text
 
 
+def test_a_grid_of_bounds_of_command_buffers_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pair in a process that has it in its environment; one that the device does not bear is a line too."""
+    seen, ran = [], subprocess.run
+
+    def run(command: list[str], *, env: dict[str, str], **options: Any) -> Any:
+        pair = env["MLX_MAX_OPS_PER_BUFFER"], env["MLX_MAX_MB_PER_BUFFER"]
+        seen.append(pair)
+        if len(seen) == 1:
+            return ran(command, env=env, **options)
+        found = json.dumps({"1 rows, ms a step": 4.5, "prefill, tokens/s": 1000.0})
+        fails = pair == ("400", "100000")
+        return subprocess.CompletedProcess(command, int(fails), found, "x\nGPU Timeout" if fails else "")
+
+    monkeypatch.setattr(buffers.subprocess, "run", run)
+    monkeypatch.setattr(driving, "CPU_SHAPE", "0.2m")
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    first, *others = buffers.check()
+    assert seen == [(str(one), str(other)) for one in buffers.OPERATIONS for other in buffers.MEGABYTES]
+    assert re.fullmatch(
+        r"1 rows, ms a step [\d.]+; 8 rows, ms a step [\d.]+; prefill, tokens/s [\d.]+", first.text
+    )
+    assert [each.text for each in others] == ["1 rows, ms a step 4.50; prefill, tokens/s 1000.00"] * 7 + [
+        "ended with code 1: GPU Timeout"
+    ]
+    assert {each.ok for each in (first, *others)} == {None}
+
+
 SHORT = """
 import sys
 from zmqengine.bench.device.__main__ import main
@@ -202,5 +234,6 @@ def test_the_report_of_this_machine_is_whole(tmp_path: Path) -> None:
     assert text.count("the same tokens, twice") == (21 if is_whole else 5)
     # The number of results of each group.
     groups = [part.count("\n| ok |") + part.count("\n| - |") for part in text.split("\n## ")[2:-1]]
-    assert groups == [6, 21 if is_whole else 5, 2, 3, 3, 4]
+    pairs = len(buffers.OPERATIONS) * len(buffers.MEGABYTES) if mx.metal.is_available() else 1
+    assert groups == [6, 21 if is_whole else 5, 2, pairs, 3, 3, 4]
     assert "mlx-lm" in text.split("## Speed against mlx-lm")[1]

@@ -25,6 +25,7 @@ GROUPS = {
     "operations": "Operations against the CPU",
     "architectures": "Architectures: rows together against a row alone, logits against the CPU",
     "residency": "Wired memory",
+    "buffers": "Command buffers: bounds on their operations and their size",
     "margins": "Margins to the GPU watchdog",
     "pauses": "Sleep and pauses",
     "speed": "Speed against mlx-lm",

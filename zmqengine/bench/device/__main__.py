@@ -11,7 +11,7 @@ import msgspec
 import zmqengine.engine.open  # noqa: F401
 from zmqengine.bench.device.verdict import Verdict
 
-CHECKS = ("operations", "architectures", "residency", "margins", "pauses", "speed")
+CHECKS = ("operations", "architectures", "residency", "buffers", "margins", "pauses", "speed")
 
 
 def main() -> int:

@@ -157,8 +157,8 @@ def _metal(chip: str) -> Iterator[Setting]:
         yield Setting(
             "MLX_MAX_OPS_PER_BUFFER",
             "200",
-            "fewer command buffers a decode step on chips before M5; more would come near the 5 s that macOS gives one",
-            "github.com/ml-explore/mlx/issues/4521, /issues/3267: 40 to 50 if not set, 1000 was the fastest",
+            "fewer command buffers for small models on chips before M5; MLX commits those of large ones by their size",
+            "github.com/ml-explore/mlx/issues/4521, /issues/3267: 40 to 50 if not set; mlx/backend/metal/device.cpp",
         )
 
 
