@@ -21,6 +21,9 @@ FORMATS = frozenset(
 )  # fmt: skip
 """String formats that are enforced."""
 
+_OF_NUMBERS = ("const", "enum", "multipleOf")
+_TOO_LARGE = 10**300
+
 _MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _VALUES = ("const", "default", "enum", "examples", "required", "x-guidance")
 
@@ -55,6 +58,7 @@ def _of_part(part: Schema) -> Iterator[str]:
     if isinstance(reference, str) and "//json-schema.org/" in reference:
         # llguidance knows the meta-schema, but skips some of its keywords.
         yield "$ref"
+    yield from (key for key in _OF_NUMBERS if key in part and _inexact(part[key]))
     required, properties = part.get("required"), part.get("properties")
     names = set(map(str, required)) if isinstance(required, list) else set()
     least, most = part.get("minProperties"), part.get("maxProperties")
@@ -65,6 +69,15 @@ def _of_part(part: Schema) -> Iterator[str]:
     choices = part.get("oneOf")
     if isinstance(choices, list) and not _exclude_each_other(choices):
         yield "oneOf"
+
+
+def _inexact(value: object) -> bool:
+    """Whether a value holds an integer that a grammar would round to 53 bits."""
+    if isinstance(value, list):
+        return any(map(_inexact, value))
+    if isinstance(value, Mapping):
+        return any(map(_inexact, value.values()))
+    return isinstance(value, int) and (abs(value) >= _TOO_LARGE or int(float(value)) != value)
 
 
 def _exclude_each_other(choices: list[object]) -> bool:

@@ -64,6 +64,10 @@ NAMED = {"properties": {"a": {"type": "integer"}, "ab": {"type": "null"}, "é": 
         ({"pattern": "^([^\\S,]|x)$"}, ['"x"', '" "'], ['"\ufeff"', '","', '"y"']),
         ({"minProperties": 1}, ['{"a": 1}'], ["{}"]),
         ({"enum": [{"properties": {"a": 1}}]}, ['{"properties": {"a": 1}}'], ["{}"]),
+        ({"enum": [2**53, -(2**60)]}, [str(2**53), str(-(2**60))], [str(2**53 + 1)]),
+        ({"type": "integer", "maximum": 2**53 + 3}, ["7", str(2**53 + 2)], [str(2**53 + 4)]),
+        ({"type": "integer", "minimum": -(2**53) - 3}, ["7", str(-(2**53) - 2)], [str(-(2**53) - 4)]),
+        ({"type": "integer", "maximum": 2**63 - 1}, [str(2**63 - 1)], [str(2**63)]),
     ],
     ids=lambda value: str(value)[:30],
 )  # fmt: skip
@@ -86,6 +90,9 @@ def test_what_is_easily_let_through_is_not(
         ({"patternProperties": {"^a": {}}}, "patternProperties"),
         ({"properties": {'a"b': {}}}, "quotes"),
         ({"$ref": "#/$defs/x", "$id": "y", "$defs": {"x": {}}}, "beside"),
+        ({"const": 2**53 + 1}, "9007199254740993"),
+        ({"items": {"anyOf": [{"enum": ["a", {"id": 1234567890123456789}]}]}}, "1234567890123456789"),
+        ({"properties": {"const": {"multipleOf": 2**60 + 1}}, "additionalProperties": False}, "multipleOf"),
     ],
     ids=lambda value: str(value)[:30],
 )

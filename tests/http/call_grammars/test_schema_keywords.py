@@ -17,6 +17,9 @@ from zmqengine_http.call_grammars.schema_keywords import unenforced_keywords
 SUITE = os.environ.get("ZMQENGINE_TEST_SCHEMA_SUITE")
 INTEGER, TEXT = {"type": "integer"}, {"type": "string"}
 PASSED: dict[str, Any] = {
+    "enum": {"properties": {"a": {"enum": ["x", [2**53 + 1]]}}},
+    "const": {"const": 1234567890123456789},
+    "multipleOf": {"type": "integer", "multipleOf": 2**60 + 1},
     "not": {"not": TEXT},
     "uniqueItems": {"type": "array", "items": {"type": "array", "uniqueItems": True}},
     "contains": {"type": "array", "contains": INTEGER},
@@ -37,6 +40,8 @@ ENFORCED: list[Any] = [
     {"type": "string", "format": "uuid"},
     {"properties": {"not": INTEGER, "uniqueItems": TEXT}},
     {"const": {"not": 1}},
+    {"enum": [2**53, -(2**60)]},
+    {"type": "integer", "maximum": 2**63 - 1},
     *TOOLS.values(),
 ]
 

@@ -24,7 +24,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from zmqengine.engine.grammar.lark_rules import check_rules
 from zmqengine.engine.grammar.matcher import NOTHING, RowMatcher, reason_of
 from zmqengine.engine.grammar.satisfiable import check_satisfiable
-from zmqengine.engine.grammar.schema import bound_patterns, enforceable
+from zmqengine.engine.grammar.schema import bound_patterns, enforceable, without_inexact
 from zmqengine.errors import BadRequest
 
 Kind = Literal["json_schema", "json", "regex", "lark", "choice"]
@@ -250,6 +250,7 @@ def _to_the_letter(schema: Any) -> dict[str, Any]:
         schema = {} if schema else {"not": {}}
     options = schema.get("x-guidance")
     options = options if isinstance(options, dict) else {}
+    schema = without_inexact(schema, lenient=bool(options.get("lenient")))
     if not options.get("lenient"):
         schema = enforceable(schema)
     if not _SPACE_OPTIONS & options.keys():

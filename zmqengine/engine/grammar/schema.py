@@ -5,6 +5,7 @@ Each case here was found by outputs that its grammars allow and the JSON Schema 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -19,6 +20,9 @@ NOT_ENFORCED = ("contentEncoding", "contentMediaType", "contentSchema")
 PATTERNS_MAX = 128
 """Members of one `patternProperties`. llguidance compares each pattern with each other one before its limits hold: 128
 take 0.1 s, 450 take minutes."""
+
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_TOO_LARGE = 10**300
 
 _MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
 _VALUES = ("const", "default", "enum", "examples", "required", "x-guidance")
@@ -53,6 +57,55 @@ def enforceable(schema: Schema) -> Schema:
     _put_patterns(schema)
     _close(schema)
     return schema
+
+
+def without_inexact(schema: Any, *, lenient: bool) -> Any:
+    """The schema without integers that llguidance would round, as it reads numbers as binary64: 2**53 + 1 is another
+    number there. Bounds become tighter. Raises `BadRequest` naming any other keyword, or skips it if `lenient`."""
+    if isinstance(schema, list):
+        return [without_inexact(item, lenient=lenient) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept: Schema = {}
+    for key, value in schema.items():
+        number = _inexact(value) if key in ("const", "enum", "multipleOf") else None
+        if number is not None and not lenient:
+            raise _refused(f'"{key}" of {number}: integers beyond 2**53 are held to 53 bits')
+        if key in _BOUNDS:
+            kept[key] = _tighter(key, value)
+        elif number is None:
+            kept[key] = _exact_member(key, value, lenient=lenient)
+    return kept
+
+
+def _tighter(key: str, bound: Any) -> Any:
+    """A bound that binary64 holds; beyond 64 bits llguidance takes the largest and the least integer of 64 bits."""
+    if not isinstance(bound, int) or not -(2**63) < bound < 2**63 - 1:
+        return bound
+    rounded, upper = float(bound), "aximum" in key
+    if upper and rounded > bound:
+        return int(math.nextafter(rounded, -math.inf))
+    return int(math.nextafter(rounded, math.inf)) if not upper and rounded < bound else int(rounded)
+
+
+def _exact_member(key: str, value: Any, *, lenient: bool) -> Any:
+    if key in _VALUES:
+        return value
+    if key in _MAPS_OF_SCHEMAS and isinstance(value, dict):
+        return {name: without_inexact(part, lenient=lenient) for name, part in value.items()}
+    return without_inexact(value, lenient=lenient)
+
+
+def _inexact(value: Any) -> int | None:
+    """An integer in a value that binary64 cannot hold, if any."""
+    waiting = [value]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict | list):
+            waiting += part.values() if isinstance(part, dict) else part
+        elif isinstance(part, int) and (abs(part) >= _TOO_LARGE or int(float(part)) != part):
+            return part
+    return None
 
 
 def bound_patterns(schema: Any) -> None:
