@@ -7,6 +7,9 @@ import subprocess
 import sys
 
 import psutil
+import pytest
+
+pytestmark = pytest.mark.process
 
 TIMEOUT_S = 60.0
 

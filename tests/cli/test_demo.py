@@ -36,6 +36,7 @@ def test_two_processes_stream_from_one_worker() -> None:
     assert not leftovers()
 
 
+@pytest.mark.process
 def test_a_refused_request_is_told_without_a_traceback() -> None:
     """Each program says why, and no advice about the worker follows."""
     ran = subprocess.run(
@@ -57,6 +58,7 @@ def test_a_model_that_cannot_be_loaded_is_told_without_advice_about_workers() ->
     assert "--worker" not in ran.stderr
 
 
+@pytest.mark.process
 def test_on_a_terminal_the_columns_are_drawn_as_they_grow() -> None:
     """Drawing over what was drawn before."""
     terminal = Terminal([*COMMAND, "demo"], {})
@@ -89,6 +91,7 @@ def test_a_crash_of_the_worker_loses_nothing() -> None:
     raise AssertionError("the worker was never killed in time")
 
 
+@pytest.mark.process
 def test_the_model_says_what_is_in_pictures() -> None:
     """--image: pictures that the program draws, the questions about them and the right answers."""
     ran = subprocess.run(
@@ -100,6 +103,7 @@ def test_the_model_says_what_is_in_pictures() -> None:
     assert not leftovers()
 
 
+@pytest.mark.process
 def test_the_model_calls_functions_and_tells_what_they_gave() -> None:
     """--tools: calls with the arguments of what was asked, their results, and the answers in words."""
     ran = subprocess.run(

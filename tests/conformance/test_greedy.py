@@ -12,6 +12,8 @@ import pytest
 from tests.support.workers import WorkerProcess
 from zmqengine_client import Client
 
+pytestmark = pytest.mark.process
+
 MAX_TOKENS = 60
 STARTS = ("Once upon a time", "One day", "There was a little", "In the morning")
 ENDS = ("", " there was", " a boy named Tom", " the sun was")
