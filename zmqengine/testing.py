@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from zmqengine.config import WorkerConfig
+from zmqengine.python_child import python_environment
 from zmqengine_client.keys import CurveKeys
 from zmqengine_client.sync.client import Client
 
@@ -189,11 +190,9 @@ class _Process:
         # The worker drains when the other end is closed, however this process ends.
         self._link, theirs = socket.socketpair()
         with theirs:
-            environment = {
-                **os.environ,
-                WORKER_CONFIG: config.to_json(),
-                SUPERVISOR_FD: str(theirs.fileno()),
-            }
+            environment = python_environment(
+                {WORKER_CONFIG: config.to_json(), SUPERVISOR_FD: str(theirs.fileno())}
+            )
             self._child = subprocess.Popen(
                 WORKER_COMMAND, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
             )

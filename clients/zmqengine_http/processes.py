@@ -83,12 +83,19 @@ def _one_for_each(listener: socket.socket, config: HttpConfig) -> list[socket.so
 
 
 def _start(serve: Serve, config: HttpConfig, listener: socket.socket) -> BaseProcess:
-    process = multiprocessing.get_context("spawn").Process(target=_run, args=(serve, config, listener))
-    process.start()
+    here = os.getcwd()
+    process = multiprocessing.get_context("spawn").Process(target=_run, args=(serve, config, listener, here))
+    # The child runs `python -c`, which imports from the directory that it is started in: this one has counts alone.
+    os.chdir(os.environ[meter.COUNTS_DIRECTORY])
+    try:
+        process.start()
+    finally:
+        os.chdir(here)
     return process
 
 
-def _run(serve: Serve, config: HttpConfig, listener: socket.socket) -> None:
+def _run(serve: Serve, config: HttpConfig, listener: socket.socket, directory: str) -> None:
+    os.chdir(directory)
     # Ctrl-C goes to the parent alone, which signals its children; `_end_with_parent` covers its death.
     os.setpgid(0, 0)
     threading.Thread(target=_end_with_parent, daemon=True).start()

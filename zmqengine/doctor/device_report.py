@@ -10,7 +10,6 @@ import json
 import os
 import platform
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -20,6 +19,7 @@ from typing import Any, TextIO
 
 import zmqengine
 from zmqengine.doctor.finding import Finding
+from zmqengine.python_child import python_command, python_environment
 
 GROUPS = {
     "operations": "Operations against the CPU",
@@ -39,7 +39,7 @@ Command = Callable[[str], Sequence[str]]
 
 def check_command(group: str) -> Sequence[str]:
     """The process that runs a group of checks."""
-    return (sys.executable, "-m", "zmqengine.bench.device", group)
+    return python_command("zmqengine.bench.device", group)
 
 
 def write_report(
@@ -69,7 +69,9 @@ def _run_group(
     _put(file, _table(title, ()))
     started_s = time.monotonic()
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        process = subprocess.Popen(
+            command, env=python_environment(), stdout=subprocess.PIPE, stderr=log, text=True
+        )
         ender = threading.Timer(timeout_s, process.kill)
         ender.start()
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,6 +12,7 @@ import msgspec
 
 from zmqengine.bench.load.load_process import DONE, READY, LoadJob, LoadResult
 from zmqengine.bench.targets.target import TargetError
+from zmqengine.python_child import python_command, python_environment
 
 START_TIMEOUT_S = 120.0
 
@@ -29,10 +29,8 @@ class LoadProcess:
     async def start(self) -> None:
         """Start the child and wait until its session is open. Raises TargetError if that fails."""
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "zmqengine.bench.load.load_process",
-            str(self._result),
+            *python_command("zmqengine.bench.load.load_process", str(self._result)),
+            env=python_environment(),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )

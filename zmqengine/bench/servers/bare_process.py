@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 import tempfile
 from pathlib import Path
 from typing import IO
@@ -14,6 +12,7 @@ import msgspec
 from zmqengine.bench.servers.bare_generator import BareJob, BareResult
 from zmqengine.bench.servers.started import ONE_THREAD
 from zmqengine.bench.targets.target import TargetError
+from zmqengine.python_child import python_command, python_environment
 
 
 class BareProcess:
@@ -33,13 +32,13 @@ class BareProcess:
         """
         errors = tempfile.TemporaryFile()  # noqa: SIM115 - until the child has ended
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "zmqengine.bench.servers.bare_generator",
-            str(model),
-            str(rows),
+            *python_command("zmqengine.bench.servers.bare_generator", str(model), str(rows)),
             # MLX for CUDA ends a process after many graph cache misses, whatever its speed.
-            env={"MLX_ENABLE_CACHE_THRASHING_CHECK": "0", **os.environ, **ONE_THREAD, "HF_HUB_OFFLINE": "1"},
+            env={
+                "MLX_ENABLE_CACHE_THRASHING_CHECK": "0",
+                **python_environment(ONE_THREAD),
+                "HF_HUB_OFFLINE": "1",
+            },
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=errors,

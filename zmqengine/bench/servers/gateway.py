@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class SmgCommands(NamedTuple):
-    """Python arguments of the two processes."""
+    """Modules and arguments of the two processes."""
 
     adapter: list[str]
     gateway: list[str]
@@ -16,9 +16,8 @@ def smg_commands(worker: str, ports: tuple[int, int, int]) -> SmgCommands:
     """Commands for the worker at this address; `ports` of the gateway, its metrics, and the adapter."""
     port, metrics_port, adapter_port = ports
     listen = f"127.0.0.1:{adapter_port}"
-    adapter = ["-m", "zmqengine.cli.main", "smg", "--worker", worker, "--listen", listen]
+    adapter = ["zmqengine.cli.main", "smg", "--worker", worker, "--listen", listen]
     gateway = [
-        "-m",
         "smg",
         "launch",
         "--host",

@@ -6,10 +6,8 @@ All get the same tuned BLAS on one thread, and a free port.
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -21,6 +19,7 @@ from zmqengine.bench.models.model_facts import model_directory
 from zmqengine.bench.servers.gateway import smg_commands
 from zmqengine.bench.targets.target import TargetError, TargetSpec
 from zmqengine.config import WorkerConfig
+from zmqengine.python_child import python_command, python_environment
 from zmqengine.worker.process.parent import WORKER_CONFIG
 
 START_TIMEOUT_S = 300.0
@@ -100,9 +99,7 @@ class _Servers:
             # `python -m benchmarks.speculation` measures them.
             speculate="off",
         )
-        process = self._spawn(
-            "worker" + suffix, ["-m", "zmqengine.worker"], {WORKER_CONFIG: config.to_json()}
-        )
+        process = self._spawn("worker" + suffix, ["zmqengine.worker"], {WORKER_CONFIG: config.to_json()})
         return TargetSpec(
             label="zmqengine" + suffix, kind="worker", address=address, worker=address, pids=[process.pid]
         )
@@ -111,7 +108,7 @@ class _Servers:
         port = _free_port()
         label = f"zmqengine http{f' {number + 1}' if number else ''}{suffix}"
         arguments = ["http", "--worker", worker.address, "--port", str(port), "--log-level", "warning"]
-        process = self._spawn(label, ["-m", "zmqengine.cli.main", *arguments])
+        process = self._spawn(label, ["zmqengine.cli.main", *arguments])
         url = f"http://127.0.0.1:{port}"
         await self._until_answers(label, process, f"{url}/ready")
         models = msgspec.json.decode(await _get(f"{url}/v1/models"))
@@ -150,7 +147,7 @@ class _Servers:
         arguments = ["--model", model, "--port", str(port), "--log-level", "WARNING"]
         if plan.slots:
             arguments += ["--decode-concurrency", str(plan.slots), "--prompt-concurrency", str(plan.slots)]
-        process = self._spawn(label, ["-m", "zmqengine.bench.servers.mlx_lm_server", *arguments])
+        process = self._spawn(label, ["zmqengine.bench.servers.mlx_lm_server", *arguments])
         url = f"http://127.0.0.1:{port}"
         await self._until_answers(label, process, f"{url}/health")
         return TargetSpec(
@@ -158,12 +155,12 @@ class _Servers:
         )
 
     def _spawn(
-        self, label: str, arguments: Sequence[str], extra: dict[str, str] | None = None
+        self, label: str, module: Sequence[str], extra: dict[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
         with self._log(label).open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, *arguments],
-                env={**os.environ, **ONE_THREAD, "HF_HUB_OFFLINE": "1", **(extra or {})},
+                python_command(*module),
+                env=python_environment({**ONE_THREAD, "HF_HUB_OFFLINE": "1", **(extra or {})}),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import socket
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from zmqengine.cli.quantities import byte_size, shown
 from zmqengine.errors import ConfigError
 from zmqengine.protocol.addresses import base_directory, is_listened_to
 from zmqengine.protocol.launcher import DIRECTORY
+from zmqengine.python_child import python_command
 
 if TYPE_CHECKING:
     from zmqengine.serve.entries import ModelOffer
@@ -169,7 +169,7 @@ def _http_command(host: str | None, port: int) -> list[str]:
         raise click.ClickException(
             f"{error}: install it with pip install 'zmqengine[http]', or give --no-http"
         ) from None
-    command = [sys.executable, "-m", "zmqengine.cli.main", "http", "--serve", "--port", str(port)]
+    command = [*python_command("zmqengine.cli.main", "http", "--serve", "--port", str(port))]
     return command if host is None else [*command, "--host", host]
 
 
@@ -190,7 +190,10 @@ def _greeting(offer: ModelOffer, budget: int, url: str) -> str:
     ]
     if not_loadable := len(offer.entries) - len(names):
         lines.append(f"not loadable: {not_loadable}; `zmqengine models` or `zmqengine status` says why")
-    lines.append(f"memory: {shown(budget)} for all of them")
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    # A GPU may have memory of its own.
+    beyond = f"; this machine has {shown(physical)} beside that of its GPU" if budget > physical else ""
+    lines.append(f"memory: {shown(budget)} for all of them{beyond}")
     if url:
         lines.append(f"http: {url} (a page; {url}/v1 for OpenAI's clients)")
     return "\n".join([*lines, f"pid: {os.getpid()}"])

@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from zmqengine.engine.host.device_errors import device_error
+from zmqengine.python_child import python_command, python_environment
 
-REPORT_COMMAND = (sys.executable, "-m", "zmqengine.engine.host.machine_report")
+REPORT_COMMAND = python_command("zmqengine.engine.host.machine_report")
 PROBE_S = 120.0
 """For a first import of MLX from a slow disk, and the start of CUDA on a machine with many GPUs."""
 
@@ -80,7 +81,9 @@ def probe_machine(
     beside: Callable[[], None] = lambda: None,
 ) -> Probe:
     """Run the probe once, and `beside` while it runs. Raises nothing for a failure of MLX."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen(
+        command, env=python_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
         try:
             beside()
             output, errors = child.communicate(timeout=timeout_s)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from zmqengine.engine.host.environment import cuda_version, settings
+from zmqengine.python_child import python_command, python_environment
 
 CHILDREN_MAX = 8
 """Each takes a core, and about 0.5 GB of the GPU while it runs."""
@@ -96,7 +97,8 @@ def start_children(dtype: str) -> Callable[[], None] | None:
     count = min(len(missing), CHILDREN_MAX, os.cpu_count() or 1)
     children = [
         subprocess.Popen(
-            [sys.executable, "-m", __name__, str(directory), *missing[first::count]],
+            python_command(__name__, str(directory), *missing[first::count]),
+            env=python_environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

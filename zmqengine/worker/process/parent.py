@@ -16,9 +16,10 @@ from collections.abc import Callable
 import msgspec
 
 from zmqengine.protocol.addresses import Endpoints
+from zmqengine.python_child import python_command
 
 SUPERVISOR_FD = "ZMQENGINE_SUPERVISOR_FD"
-WORKER_COMMAND = (sys.executable, "-m", "zmqengine.worker")
+WORKER_COMMAND = python_command("zmqengine.worker")
 """Command of a worker process, which takes its configuration from `WORKER_CONFIG` and no arguments."""
 WORKER_CONFIG = "ZMQENGINE_WORKER_CONFIG"
 RESTARTS = "ZMQENGINE_RESTARTS"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import selectors
 import signal
 import socket
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from zmqengine.config import WorkerConfig
+from zmqengine.python_child import python_environment
 from zmqengine.worker.process.parent import (
     EXIT_FAILED,
     EXIT_HOPELESS,
@@ -102,12 +102,13 @@ class _Supervisor:
                 self._command,
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
-                env=os.environ
-                | {
-                    WORKER_CONFIG: self._config.to_json(),
-                    SUPERVISOR_FD: str(theirs.fileno()),
-                    RESTARTS: str(self._starts),
-                },
+                env=python_environment(
+                    {
+                        WORKER_CONFIG: self._config.to_json(),
+                        SUPERVISOR_FD: str(theirs.fileno()),
+                        RESTARTS: str(self._starts),
+                    }
+                ),
                 # A process group of its own: a Ctrl-C in the terminal reaches the worker once, from here.
                 start_new_session=True,
             )

@@ -25,6 +25,7 @@ from zmqengine.cli.commands.demo.tools import run_tools
 from zmqengine.cli.connection import loading
 from zmqengine.cli.progress_line import ProgressLine
 from zmqengine.errors import NotReady, WorkerLost
+from zmqengine.python_child import python_command, python_environment
 from zmqengine_client import Client
 from zmqengine_client.images.decoding import NO_PILLOW
 
@@ -114,10 +115,16 @@ class _FrontEnd:
 @contextlib.contextmanager
 def _worker(name: str, model: str) -> Iterator[int]:
     """A worker of this name for the duration of the block; yields the process id of its engine."""
-    command = [sys.executable, "-m", "zmqengine.cli.main", "worker", "--name", name, "--model", model]
+    command = [*python_command("zmqengine.cli.main", "worker", "--name", name, "--model", model)]
     command += ["--die-with-parent", "--log-level", "error"]
     with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log, start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            env=python_environment(),
+            stdin=subprocess.DEVNULL,
+            stderr=log,
+            start_new_session=True,
+        )
         try:
             with Client(name, name="demo") as client, ProgressLine(lambda: loading(client)):
                 pid = _wait_ready(client, process, log)
@@ -144,7 +151,8 @@ def _front_ends(name: str, max_tokens: int, seed: int) -> Iterator[list[_FrontEn
         for prompt in PROMPTS:
             arguments = [name, prompt, str(seed), str(max_tokens)]
             process = subprocess.Popen(
-                [sys.executable, "-m", "zmqengine.cli.commands.demo.front_end", *arguments],
+                python_command("zmqengine.cli.commands.demo.front_end", *arguments),
+                env=python_environment(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
             )
