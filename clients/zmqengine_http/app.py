@@ -44,6 +44,7 @@ EXPOSED = (
     "x-unenforced-keywords",
 )
 """Response headers exposed to pages of other origins: request ids to log, and retry advice."""
+METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 READY_WAIT_S = 5.0
 """Longest wait of one of several processes for a worker before it accepts connections."""
 
@@ -219,7 +220,7 @@ class _Handled:
             self._service.meter.ended(self._endpoint.path, exchange.status, seconds)
             if self._service.traces is not None:
                 self._service.traces.record(exchange, self._endpoint.path, seconds)
-            _log(exchange, seconds)
+            self._log(exchange, seconds)
 
     async def _answer(self, exchange: Exchange) -> None:
         endpoint, config = self._endpoint, self._service.config
@@ -241,6 +242,8 @@ class _Handled:
         read = endpoint.body.read_document(document, ignore_unknown=config.unknown_fields == "ignore")
         del document
         exchange.note_ignored(read.ignored, read.unknown_inside)
+        if config.log_prompts and read.ignored:
+            exchange.facts["ignored_fields"] = list(read.ignored)
         await exchange.unless_gone(self._answer_with_model(exchange, read.request))
         # Requests that came together end together. Metrics and the log line wait until the last of them has
         # ended: one kind of work after the other takes half the time of both in turn.
@@ -264,6 +267,16 @@ class _Handled:
             error.status = self._endpoint.busy_status
         return error
 
+    def _log(self, exchange: Exchange, seconds: float) -> None:
+        # The endpoint and no path: a caller writes into paths what it likes, and into the method.
+        path, method = self._endpoint.path or "unknown", exchange.scope["method"]
+        quiet = path in ("/health", "/ready", "/metrics", "/status")
+        logs.log(
+            logging.DEBUG if quiet else logging.INFO, "request",
+            id=exchange.id, method=method if method in METHODS else "unknown", path=path, status=exchange.status,
+            ms=round(seconds * 1000, 1), **exchange.facts,
+        )  # fmt: skip
+
     def _check_method(self, method: str) -> None:
         allowed = self._endpoint.method
         if allowed and method != allowed and not (method == "HEAD" and allowed == "GET"):
@@ -279,13 +292,3 @@ async def _refuse(exchange: Exchange, error: ApiError, shape: ErrorShape) -> Non
     elif exchange.waited:
         # The status is out already, with the keep-alives of the wait for its model.
         await exchange.write(b"event: error\ndata: " + shape(error, exchange.id) + b"\n\n", last=True)
-
-
-def _log(exchange: Exchange, seconds: float) -> None:
-    scope = exchange.scope
-    quiet = scope["path"] in ("/health", "/ready", "/metrics", "/status")
-    logs.log(
-        logging.DEBUG if quiet else logging.INFO, "request",
-        id=exchange.id, method=scope["method"], path=scope["path"], status=exchange.status,
-        ms=round(seconds * 1000, 1), **exchange.facts,
-    )  # fmt: skip

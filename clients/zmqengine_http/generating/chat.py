@@ -193,7 +193,7 @@ def _reasoning(exchange: Exchange, chat: Chat) -> dict[str, object]:
     variables = reasoning_variables(chat.model, chat.effort)
     if variables is None:
         # A hint, not a requirement: agents send an effort with every request, whatever the model.
-        exchange.facts["effort_ignored"] = chat.effort
+        exchange.facts["effort_ignored"] = True
         variables = {}
     if chat.thinking is not None and "thinking_budget" in chat.model.tokenizer.template_variables:
         # Seed-OSS is told how long it may reason.

@@ -189,7 +189,7 @@ def try_scripted(
 ) -> dict[str, object]:
     """A tool turn against the scripted model; in sessions of their own a picture, and a search for tools."""
     client = ScriptedClient(say, template=TEMPLATE, facts=FACTS, context_tokens=400_000, chunk_tokens=8)
-    config = HttpConfig(aliases={"claude-*": "scripted"})
+    config = HttpConfig(aliases={"claude-*": "scripted"}, log_prompts=True)
     usage = USAGES[program]
     row: dict[str, object] = {}
     with serving(config, lambda *_: client) as front, recorded() as requests:  # type: ignore[arg-type, return-value]

@@ -134,7 +134,7 @@ def test_a_field_that_would_change_the_output_is_refused_by_name(
 def test_fields_of_interfaces_without_effect_are_told(
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In a header and the log, by name; values that change nothing are not even told."""
+    """In a header by name, and in the log by number; values that change nothing are not even told."""
     with caplog.at_level("INFO", "zmqengine.http"):
         reply = served.chat(
             keep_alive="5m", cache_prompt=True, provider={"order": ["x"]}, num_ctx=2048, mirostat=0,
@@ -144,7 +144,7 @@ def test_fields_of_interfaces_without_effect_are_told(
     assert reply.status == 200, reply.body
     told = ["keep_alive", "cache_prompt", "provider", "ttl"]
     assert reply.headers["x-ignored-fields"] == ", ".join(told)
-    assert _lines(caplog)[-1]["ignored_fields"] == told
+    assert _lines(caplog)[-1]["ignored_fields"] == len(told)
 
 
 def _lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from zmqengine.config import LogFormat
+from zmqengine.protocol.printable import FIELD_CHARS_MAX, FIELDS_CHARS_MAX, TRACE_LINES_MAX
 from zmqengine.worker.process import logs
 
 FORGED = "a\n12:00:00.000 critical giving up: forged line\x1b[2J\0\u2028b"
@@ -90,4 +91,17 @@ def test_what_was_left_out_is_told_at_the_end(text: Capture) -> None:
 def test_a_long_field_is_cut(text: Capture) -> None:
     """Many long fields make no long line."""
     text.log.info("slow pass", extra={"requests": ["x" * 5000] * 5000, "reason": "y" * 100_000})
-    assert len(text.lines[0]) < (logs.LIST_ITEMS_MAX + 2) * (logs.FIELD_CHARS_MAX + 4)
+    assert len(text.lines[0]) < FIELDS_CHARS_MAX + 1000
+    text.log.info("slow pass", extra={f"field{number}": "x" * 5000 for number in range(100)})
+    assert len(text.lines[1]) < FIELDS_CHARS_MAX + 3000
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_traceback_is_bounded(form: LogFormat) -> None:
+    """Its message may be a megabyte of a front-end, in as many lines."""
+    capture = Capture(form)
+    try:
+        raise ValueError("x" * 1_000_000 + "\n" * 100_000)
+    except ValueError as error:
+        capture.log.error("internal error", exc_info=error)
+    assert len(capture.text.getvalue()) < (TRACE_LINES_MAX + 1) * (FIELD_CHARS_MAX + 20)

@@ -8,12 +8,8 @@ import time
 from collections.abc import Callable
 
 from zmqengine.config import LogFormat, LogLevel
-from zmqengine.protocol.printable import printable
+from zmqengine.protocol.printable import FIELD_CHARS_MAX, printable, printable_fields, printable_trace
 
-FIELD_CHARS_MAX = 1000
-"""Maximum characters of one field and of one line of a traceback: fields hold input of clients."""
-LIST_ITEMS_MAX = 32
-"""Maximum items of a list in a field."""
 LINES_MAX = 200
 """Maximum lines of one event in a window; further ones are counted. Keeps 20 s of a flood well under 1 MB."""
 TRACEBACKS_MAX = 20
@@ -92,9 +88,7 @@ class _Text(logging.Formatter):
         if not record.exc_info:
             return line
         # Indented: an exception's message may contain a front-end's text, which must not look like a log line.
-        trace = (
-            printable(text, FIELD_CHARS_MAX) for text in self.formatException(record.exc_info).splitlines()
-        )
+        trace = printable_trace(self.formatException(record.exc_info))
         return f"{line}\n    " + "\n    ".join(trace)
 
 
@@ -108,7 +102,7 @@ class _Json(logging.Formatter):
             **_fields(record),
         }
         if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
+            line["traceback"] = printable_trace(self.formatException(record.exc_info))
         return json.dumps(line)
 
 
@@ -117,12 +111,4 @@ def _message(record: logging.LogRecord) -> str:
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
-    return {key: _shown(value) for key, value in record.__dict__.items() if key not in _STANDARD}
-
-
-def _shown(value: object) -> object:
-    if value is None or isinstance(value, int | float):
-        return value
-    if isinstance(value, list | tuple):
-        return [_shown(inner) for inner in value[:LIST_ITEMS_MAX]]
-    return printable(str(value), FIELD_CHARS_MAX)
+    return printable_fields({key: value for key, value in record.__dict__.items() if key not in _STANDARD})
