@@ -121,7 +121,10 @@ def size_of(value: str | int) -> int:
     match = _SIZE.match(str(value).strip())
     if match is None:
         raise ConfigError(f"{value!r} is not a size: write it like 512M or 2G")
-    return int(float(match["number"]) * _FACTORS[match["unit"].lower()])
+    size = float(match["number"]) * _FACTORS[match["unit"].lower()]
+    if size >= 1 << 63:
+        raise ConfigError(f"{value!r} is more memory than any machine has")
+    return int(size)
 
 
 def check(config: object) -> None:

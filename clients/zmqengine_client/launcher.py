@@ -12,9 +12,18 @@ from typing import TypeVar
 
 import zmq
 
-from zmqengine.errors import AnswerTimeout, ModelLoadError, NotReady, WorkerLost, ZmqEngineError, from_code
+from zmqengine.errors import (
+    AnswerTimeout,
+    ModelLoadError,
+    NotReady,
+    UnknownModel,
+    WorkerLost,
+    ZmqEngineError,
+    from_code,
+)
 from zmqengine.protocol.codec import encode
 from zmqengine.protocol.launcher import (
+    NAME_CHARS_MAX,
     FreeModel,
     LauncherBeat,
     LauncherReply,
@@ -107,11 +116,11 @@ class AsyncLauncher:
 
     async def load(self, model: str, *, keep_alive_s: float | None = None) -> None:
         """Begin to load a model; `watch` or `models` report its progress."""
-        await self._ask(LoadModel(next(self._calls), model, keep_alive_s), Done)
+        await self._ask(LoadModel(next(self._calls), _checked(model), keep_alive_s), Done)
 
     async def unload(self, model: str) -> None:
         """Unload a model once its running requests have ended."""
-        await self._ask(UnloadModel(next(self._calls), model), Done)
+        await self._ask(UnloadModel(next(self._calls), _checked(model)), Done)
 
     async def reload(self) -> None:
         """Make the launcher read its list again. Raises `ConfigError` for an error in it."""
@@ -133,7 +142,7 @@ class AsyncLauncher:
         """
         call = next(self._calls)
         want = _Want(
-            WantModel(call, model, keep_alive_s),
+            WantModel(call, _checked(model), keep_alive_s),
             asyncio.get_running_loop().create_future(),
             on_progress,
             on_lost,
@@ -252,6 +261,15 @@ class AsyncLauncher:
             self._send(want.request)
         for watch in self._watches.values():
             self._send(watch.request)
+
+
+def _checked(name: str) -> str:
+    """The name. Raises `UnknownModel` for one that no model has: libzmq ends a connection that sends megabytes."""
+    if not 1 <= len(name) <= NAME_CHARS_MAX:
+        raise UnknownModel(
+            f"The model {name[:100]!r}... does not exist: a name has 1 to {NAME_CHARS_MAX} characters"
+        )
+    return name
 
 
 def _error(rejected: Rejected) -> ZmqEngineError:

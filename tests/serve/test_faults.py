@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import os
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.serve.launching import GIB, LauncherProcess, entry_of, fake, toml, wait_for
-from tests.support.workers import START_S
+from tests.support.workers import START_S, wait_until
 from zmqengine.errors import ModelLoadError, Overloaded
 from zmqengine.pico import model_path
 from zmqengine.protocol.launcher import DIRECTORY
@@ -243,3 +245,31 @@ def test_a_return_to_an_evicted_model_finds_its_prompt_on_disk(tmp_path: Path) -
                 assert after.cached_tokens >= 1400
 
         asyncio.run(run())
+
+
+def test_a_log_is_kept_within_a_bound_while_its_process_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher puts it aside; the process goes on in the same file, from its beginning."""
+    monkeypatch.setattr(child, "LOG_BYTES_MAX", 10_000)
+    lines = tmp_path / "lines"
+    os.mkfifo(lines)
+    script = f"for line in open({str(lines)!r}): print('x' * 100, flush=True)"
+    process = child.start(tmp_path / "w.json", Record("w", "", ""), [sys.executable, "-c", script], {})
+    aside = process.log.with_name("w.log.1")
+    with lines.open("w") as writer:
+        for count in (120, 150, 60):
+            writer.write("\n" * count)
+            writer.flush()
+            wait_until(functools.partial(has_bytes, process.log, 101 * count), "the process did not write")
+            process.rotate_log()
+            assert process.log.stat().st_size == (101 * count if count == 60 else 0)
+    assert aside.stat().st_size == 101 * 150
+    for path in (process.log, aside, tmp_path / "w.json"):
+        assert path.stat().st_mode & 0o777 == 0o600
+    wait_until(process.has_ended, "the process did not end")
+
+
+def has_bytes(path: Path, size: int) -> bool:
+    """Whether the file is that long."""
+    return path.stat().st_size == size

@@ -471,3 +471,35 @@ def test_a_worker_keeps_its_memory_until_it_ends_whatever_the_list_says() -> Non
     assert waiting not in world.granted
     world.run(60)
     assert waiting in world.granted
+
+
+@pytest.mark.parametrize("load_s", [1.0, 500.0])
+def test_a_request_that_waits_is_granted_before_a_command_to_unload_counts(load_s: float) -> None:
+    """Whatever somebody else commands meanwhile, and however often."""
+    world = World(10, [facts("a", 6, pin=True)], load_s=lambda name: load_s)
+    ticket = world.request("a", lasts_s=1)
+    while ticket not in world.granted and world.now_s < 2 * load_s + 10:
+        world.run(world.now_s + 0.3)
+        world.fleet.unload("a", world.now_s)
+        world.settle()
+    assert ticket in world.granted
+    world.run(world.now_s + 5)
+    assert world.state("a") == "unloaded"
+    assert len(world.lives) == 1
+
+
+def test_commands_in_turn_start_a_worker_in_ten_seconds_at_most() -> None:
+    """Loading and unloading a model three times a second for a minute, beside requests of others."""
+    world = World(10, [facts("a", 6)], load_s=lambda name: 0.5)
+    tickets = []
+    while world.now_s < 60:
+        world.fleet.load("a", world.now_s)
+        world.settle()
+        world.fleet.unload("a", world.now_s)
+        world.settle()
+        if int(world.now_s) % 5 == 0:
+            tickets.append(world.request("a", lasts_s=0.1))
+        world.run(world.now_s + 0.3)
+    world.run(80)
+    assert len(world.lives) <= 8
+    assert all(ticket in world.granted for ticket in tickets)

@@ -423,3 +423,73 @@ def test_a_request_that_waits_too_long_is_told_when_to_come_again() -> None:
         for path in ("/v1/messages", "/v1/messages/count_tokens"):
             refused = site.call("POST", path, body)
             assert (refused.status, refused.json["error"]["type"]) == (529, "overloaded_error")
+
+
+KEYS = ("first-long-key", "other-long-key")
+
+
+@pytest.fixture(scope="module")
+def shared_site() -> Iterator[Site]:
+    """A pinned model and another one, for two keys."""
+    models = toml({"pinned": {**fake(1), "pin": True}, "other": fake(1)}, memory="8G")
+    port = free_port()
+    with LauncherProcess(
+        models, "--port", str(port), http=True, ZMQENGINE_HTTP_API_KEYS=",".join(KEYS)
+    ) as launched:
+        site = Site(launched, port)
+        site.wait_up()
+        yield site
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/models/unload", {}), ("/models/unload", {}), ("/api/v1/models/unload", {}),
+        ("/api/generate", {"keep_alive": 0}),
+    ],
+)  # fmt: skip
+def test_a_key_unloads_no_pinned_model(shared_site: Site, path: str, body: dict[str, object]) -> None:
+    """It is there for all keys; another model is unloaded."""
+    keys = [{"authorization": f"Bearer {key}"} for key in KEYS]
+    for model, status in (("pinned", 403), ("other", 200)):
+        answer = shared_site.call("POST", "/v1/completions", {"model": model, "prompt": "a"}, **keys[0])
+        assert answer.status == 200, answer.body
+        answer = shared_site.call("POST", path, {"model": model, **body}, **keys[1])
+        assert answer.status == status, answer.body
+    card = next(
+        card
+        for card in shared_site.call("GET", "/v1/models", **keys[0]).json["data"]
+        if card["id"] == "pinned"
+    )
+    assert card["status"]["value"] == "loaded"
+
+
+BODIES: dict[str, dict[str, object]] = {
+    "/v1/completions": {"prompt": "a"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+}
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/chat/completions", "/api/show", "/v1/models/load", "/v1/models/unload"]
+)
+@pytest.mark.parametrize("length", [600, 120_000, 3_000_000])
+def test_a_name_that_no_model_can_have_is_a_404_at_once(site: Site, path: str, length: int) -> None:
+    """A long one would end the connection to the launcher, for all requests, again and again."""
+    began_s = time.monotonic()
+    answer = site.call("POST", path, {**BODIES.get(path, {}), "model": "x" * length})
+    assert answer.status in (400, 404), answer.body[:300]
+    assert len(answer.body) < 2000
+    assert time.monotonic() < began_s + 3
+    assert "no launcher" not in site.launched.log
+
+
+def test_a_shown_name_that_is_misspelt_is_told_those_alike(site: Site) -> None:
+    answer = site.call("POST", "/api/show", {"model": "smal"})
+    assert answer.status == 404
+    assert b"did you mean small" in answer.body
+
+
+def test_who_has_no_key_learns_no_path(site: Site) -> None:
+    """Probes need no key, so that supervisors have none."""
+    assert str(site.launched.directory) not in site.call("GET", "/ready").body.decode()

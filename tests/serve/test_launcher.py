@@ -10,12 +10,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+import zmq
 
 from tests.serve.launching import LauncherProcess, entry_of, fake, toml, wait_for
 from tests.support.workers import START_S, wait_until
 from zmqengine.config import WorkerConfig
 from zmqengine.errors import ConfigError, Draining, ModelLoadError, NeverFits, UnknownModel
 from zmqengine.protocol.launcher import ModelProgress
+from zmqengine.serve.control_socket import REQUEST_BYTES_MAX
 from zmqengine.serve.entries import read_offer
 from zmqengine.serve.gateway import GatewayRegistration
 from zmqengine.worker.process.parent import WORKER_CONFIG
@@ -329,5 +331,27 @@ def test_pico_is_served_from_the_list(tmp_path: Path) -> None:
                         [str(chunk) async for chunk in client.generate("Once upon a time", max_tokens=20)]
                     )
                 assert text
+
+        asyncio.run(run())
+
+
+def test_a_frame_beyond_the_bound_ends_its_connection_alone() -> None:
+    """None is kept in memory to be refused: a local program could send gigabytes."""
+    with LauncherProcess(toml({"a": fake(1)}, memory="8G")) as launched:
+
+        async def run() -> None:
+            async with launched.client() as launcher:
+                assert len((await launcher.models()).models) == 1
+                sender = zmq.Context.instance().socket(zmq.DEALER)
+                monitor = sender.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+                try:
+                    sender.connect(launched.address)
+                    sender.send_multipart([b"header", bytes(REQUEST_BYTES_MAX + 1)])
+                    assert await asyncio.to_thread(monitor.poll, START_S * 1000), "the connection goes on"
+                    assert not sender.poll(0)
+                finally:
+                    sender.disable_monitor()
+                    sender.close(0)
+                assert len((await launcher.models()).models) == 1
 
         asyncio.run(run())

@@ -25,6 +25,8 @@ LEAST_TOKENS = 8_192
 """Tokens of the one chat that a model must have room for beside its weights, or it is of no use."""
 PADDING_BYTES_MIN = 64 << 20
 """Least bytes that an engine sets aside for the padding of its batches, however small the model is."""
+IMAGE_BYTES_MIN = 144 << 20
+"""Bytes that a vision tower takes for a small image: twice 64 MiB of attention scores, and a tile's features."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,8 @@ class ModelCheckpoint:
         return int(limit_bytes * (1 - ACTIVATION_SHARE)) - self.weights.total_bytes
 
     def need_bytes(self, context_max: int | None = None, *, on_gpu: bool) -> int:
-        """Bytes that a worker needs at least: weights, one chat of `LEAST_TOKENS`, padding, and activations; those of
-        an encoder are the largest batch of texts, which is another on a GPU."""
+        """Bytes that a worker needs at least: weights, one chat of `LEAST_TOKENS`, one image for a model that sees,
+        padding, and activations; those of an encoder are the largest batch of texts, which is another on a GPU."""
         if self.encoder is not None:
             batch = batch_bytes(self.encoder, TOKENS_MAX_GPU if on_gpu else TOKENS_MAX_CPU)
             weights = self.weights.total_bytes
@@ -56,6 +58,9 @@ class ModelCheckpoint:
         tokens = min(LEAST_TOKENS, self.shape.context_tokens, context_max or LEAST_TOKENS)
         held = self.weights.total_bytes + self.shape.bytes_for(tokens, self.weights.float_bytes)
         held += PADDING_BYTES_MIN
+        if "vision" in self.capabilities:
+            # An engine gives images half of what is left, and KV caches the other.
+            held += 2 * IMAGE_BYTES_MIN
         return int(held / (1 - ACTIVATION_SHARE))
 
     def chats(self, limit_bytes: int, tokens: int) -> int | None:

@@ -46,7 +46,8 @@ log = logging.getLogger("zmqengine.engine")
 FEATURES_SHARE = 1 / 16
 """Share of the memory limit for the features of images."""
 TOWER_SHARE = 1 / 10
-"""Share of the memory limit that the computation of one image may take, beside the tower's weights."""
+"""Share of the memory limit that the computation of one image may take, beside the tower's weights: that of all
+activations."""
 _DRAWS = {
     "search": "top_p by bisection",
     "sort": "top_p by sorting",
@@ -104,7 +105,7 @@ def open_mlx_engine(
     loaded = replace(loaded, model=opened.model, info=replace(loaded.info, parameter_bytes=parameter_bytes))
     limit = limit_memory(recommended, loaded.info.parameter_bytes)
     limit_mlx(limit, loaded.info.parameter_bytes)
-    loaded, eye = _fit_eye(loaded, eye, limit)
+    loaded, eye, tower_bytes = _fit_eye(loaded, eye, limit)
     kernels = kv_kernels()
     draft_model = _open_draft_model(options.draft, loaded, draw, kernels, report)
     steps = _name_of_steps(loaded, options)
@@ -130,6 +131,7 @@ def open_mlx_engine(
         device=device,
         eye=eye,
         images_bytes_max=0 if eye is None else int(limit * FEATURES_SHARE),
+        tower_bytes=tower_bytes,
     )
     if saved is not None and speculator is not None and speculator.has_all_costs:
         saved.keep({steps: speculator.costs.as_text()})
@@ -165,18 +167,25 @@ def _name_of_steps(loaded: LoadedModel, options: EngineOptions) -> str:
     return f"steps of {info.parameter_bytes} bytes, {info.vocab_size} words, up to {options.rows_max} rows"
 
 
-def _fit_eye(loaded: LoadedModel, eye: Eye | None, limit_bytes: int) -> tuple[LoadedModel, Eye | None]:
-    """The model with its vision card, for images whose computation fits in memory; without, where none does."""
+def _fit_eye(loaded: LoadedModel, eye: Eye | None, limit_bytes: int) -> tuple[LoadedModel, Eye | None, int]:
+    """The model with its vision card, for images whose computation fits in memory, and the bytes of that beyond the
+    memory of activations. Without a card, where no image fits."""
     if eye is None:
-        return loaded, None
-    patches_max = eye.largest_patches(int(limit_bytes * TOWER_SHARE))
+        return loaded, None, 0
+    share = int(limit_bytes * TOWER_SHARE)
+    parameters = loaded.info.parameter_bytes
+    # Small limits: the other half of what weights and activations leave is for KV caches.
+    left = max(0, limit_bytes - share - parameters) // 2
+    patches_max = eye.largest_patches(share) or eye.largest_patches(left)
+    one = eye.tower.peak_bytes(eye.grids(1))
     if not patches_max:
-        least = math.ceil(eye.tower.peak_bytes(eye.grids(1)) / TOWER_SHARE / (1 << 20))
+        least = math.ceil(min(one / TOWER_SHARE, (2 * one + parameters) / (1 - TOWER_SHARE)) / (1 << 20))
         reason = f"no image fits in its memory limit: --memory-limit {least}MiB is the least that takes one"
         log.warning("the model sees no images", extra={"reason": reason})
-        return replace(loaded, tokenizer=without_vision(loaded.tokenizer, reason)), None
+        return replace(loaded, tokenizer=without_vision(loaded.tokenizer, reason)), None, 0
     info = replace(loaded.info, vision=eye.card, image_patches_max=patches_max)
-    return replace(loaded, info=info, tokenizer=with_vision(loaded.tokenizer, eye.card)), eye
+    beyond = max(0, eye.tower.peak_bytes(eye.grids(patches_max)) - share)
+    return replace(loaded, info=info, tokenizer=with_vision(loaded.tokenizer, eye.card)), eye, beyond
 
 
 def find_device() -> Device:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
@@ -13,7 +14,10 @@ from zmqengine.protocol.addresses import base_directory, ipc_path, is_listened_t
 from zmqengine.protocol.codec import Decoder
 from zmqengine.protocol.messages import CallId, Done, Epoch, Message, Ping, Rejected
 
-ModelName = Annotated[str, Meta(min_length=1, max_length=512)]
+NAME_CHARS_MAX = 512
+NAMES_ALIKE_MAX = 3
+NAMES_LISTED_MAX = 8
+ModelName = Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
 KeepAlive = Annotated[float, Meta(ge=-1, le=1e9)]
 """Seconds without a request until a model is unloaded; -1 for never."""
 ModelState = Literal["unloaded", "loading", "ready", "draining", "failed"]
@@ -38,6 +42,14 @@ def stand_in() -> str | None:
         return None
     address = launcher_address()
     return address if is_listened_to(ipc_path(address)) else None
+
+
+def no_such_model(name: str, names: Sequence[str], aliases: Iterable[str] = ()) -> str:
+    """What is said of a name that is not on the list, with those that are spelt alike, or the first ones there are."""
+    alike = difflib.get_close_matches(name[:NAME_CHARS_MAX], [*names, *aliases], NAMES_ALIKE_MAX)
+    there, more = names[:NAMES_LISTED_MAX], ", ..." if len(names) > NAMES_LISTED_MAX else ""
+    hint = f"; did you mean {' or '.join(alike)}?" if alike else f"; there are {', '.join(there)}{more}"
+    return f"The model {name[:200]!r} does not exist{hint}"
 
 
 class ModelEntry(Struct, frozen=True, omit_defaults=True):

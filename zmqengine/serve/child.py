@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import re
+import shutil
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -17,9 +18,13 @@ from pathlib import Path
 
 import msgspec
 
+from zmqengine.python_child import python_environment
+
 WORDS_BYTES = 16_384
 """Bytes at the end of a log that are searched for its last line."""
 WORDS_CHARS = 400
+LOG_BYTES_MAX = 10 << 20
+"""Bytes of a log before it is kept aside as NAME.log.1, which replaces the one before."""
 NEWS = re.compile(r'[0-9:.]+ info |\{"time":"[^"]*","level":"info"')
 """The start of a line that tells of no failure: the last one of a process that was killed."""
 
@@ -73,6 +78,16 @@ class Child:
             with contextlib.suppress(OSError):
                 os.utime(path)
 
+    def rotate_log(self) -> None:
+        """Keep a long log aside and begin a new one. Lines that are written in this moment may be lost."""
+        with contextlib.suppress(OSError):
+            if self.log.stat().st_size > LOG_BYTES_MAX:
+                aside = self.log.with_name(f"{self.log.name}.1")
+                # Copied, since the process goes on to write into the open file.
+                shutil.copyfile(self.log, aside)
+                aside.chmod(0o600)
+                os.truncate(self.log, 0)
+
     def last_words(self) -> str:
         """The last line of its log that may say why it ended; empty without one."""
         try:
@@ -91,7 +106,11 @@ def start(path: Path, record: Record, command: Sequence[str], environment: Mappi
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _write(file, record)
-        log = os.open(path.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        log = os.open(
+            path.with_suffix(".log"),
+            os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC,
+            0o600,
+        )
         try:
             process = subprocess.Popen(
                 command,
@@ -99,7 +118,7 @@ def start(path: Path, record: Record, command: Sequence[str], environment: Mappi
                 stdout=log,
                 stderr=log,
                 pass_fds=(file,),
-                env={**os.environ, **environment},
+                env=python_environment(environment),
                 start_new_session=True,
             )
         finally:

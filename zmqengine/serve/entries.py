@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import re
 import sys
@@ -25,6 +24,7 @@ from zmqengine.engine.host.environment import expects_gpu
 from zmqengine.errors import ConfigError, ModelLoadError, UnknownModel
 from zmqengine.option import options_of, size_of
 from zmqengine.pico import BUNDLED, model_path
+from zmqengine.protocol.launcher import no_such_model
 from zmqengine.serve.model import TTL_S, FleetFacts
 
 if sys.version_info >= (3, 11):
@@ -32,8 +32,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
-NAMES_ALIKE_MAX = 3
-NAMES_LISTED_MAX = 8
 _OURS = ("model", "name", "bind", "bind_cmd", "bind_out", "supervise", "die_with_parent", "draft")
 """Options of a worker that the launcher sets itself, or that have a key of their own in an entry."""
 
@@ -88,14 +86,8 @@ class ModelOffer(NamedTuple):
         if entry is None:
             entry = next((each for each in self.entries.values() if name in each.aliases), None)
         if entry is None:
-            names = [*self.entries, *(alias for each in self.entries.values() for alias in each.aliases)]
-            alike = difflib.get_close_matches(name, names, NAMES_ALIKE_MAX)
-            there = [*self.entries][:NAMES_LISTED_MAX]
-            more = ", ..." if len(there) < len(self.entries) else ""
-            hint = (
-                f"; did you mean {' or '.join(alike)}?" if alike else f"; there are {', '.join(there)}{more}"
-            )
-            raise UnknownModel(f"The model {name[:200]!r} does not exist{hint}")
+            aliases = (alias for each in self.entries.values() for alias in each.aliases)
+            raise UnknownModel(no_such_model(name, [*self.entries], aliases))
         return entry
 
 
@@ -275,8 +267,12 @@ def _entry(name: str, path: str, root: Path, options: Mapping[str, object]) -> E
         need = need_bytes(checkpoint, config.context_max)
         if config.draft is not None:
             need += int(_checkpoint(config.draft).weights.total_bytes / (1 - ACTIVATION_SHARE))
-        # A worker with a memory limit of its own claims that limit.
-        need = config.memory_limit_bytes or need
+        # A worker with a memory limit of its own claims that limit, which may have no room for an image.
+        own = config.memory_limit_bytes
+        seen = tuple(
+            each for each in checkpoint.capabilities if each != "vision" or own is None or own >= need
+        )
+        need = own or need
     except CheckpointError as error:
         return Entry(name=name, config=config, never=str(error))
     return Entry(
@@ -286,7 +282,7 @@ def _entry(name: str, path: str, root: Path, options: Mapping[str, object]) -> E
         model_type=checkpoint.model_type,
         quantisation=checkpoint.quantisation,
         context_tokens=min(checkpoint.shape.context_tokens, config.context_max or sys.maxsize),
-        capabilities=checkpoint.capabilities,
+        capabilities=seen,
         size_bytes=checkpoint.weights.total_bytes,
     )
 

@@ -13,6 +13,10 @@ when its last one has ended. A spell begins when a model is ready and lasts 10 s
 is longer, and 120 s at most. It ends early when nobody has used the model for as long as its load took, and 2 s at
 least. No request is ended for the sake of another model.
 
+The rule of commands. A command to unload a model counts once every request that waited for it before has been granted.
+A model that was unloaded by command is started again 10 s after its last start at the earliest, so that loading and
+unloading in turn starts no more workers than that.
+
 The bound on waiting. Of k models of which no two fit together, each waits for at most k - 1 turns of the others, and a
 turn is a load, a spell, and the rest of the longest request that runs at its end. There is at most one swap a spell.
 """
@@ -24,7 +28,7 @@ from dataclasses import dataclass
 from math import inf
 
 from zmqengine.errors import ModelLoadError, NeverFits, Overloaded, UnknownModel, ZmqEngineError
-from zmqengine.serve.model import FleetFacts, FleetModel
+from zmqengine.serve.model import SPELL_LEAST_S, FleetFacts, FleetModel
 from zmqengine.worker.process.supervisor import how_it_ended
 
 LOOK_EVERY_S = 1.0
@@ -168,11 +172,13 @@ class Fleet:
             model.keep_s = keep_s
 
     def unload(self, name: str, now_s: float) -> None:
-        """Unload a model, pinned or not, once its running requests have ended; waiting requests load it again."""
+        """Unload a model, pinned or not, once the requests that wait or run now have ended; later ones load it
+        again."""
         model = self._known(name)
         model.wanted_s = None
         if model.state in ("loading", "ready"):
-            model.unload_wanted = True
+            if not model.unload_wanted:
+                model.unload_wanted, model.served_first = True, set(model.waiting)
         else:
             self._forget_failures(model)
 
@@ -275,7 +281,9 @@ class Fleet:
                 times.append(model.drain_s + KILL_AFTER_S)
             if model.closing_s is not None and not model.holds:
                 times.append(model.asked_s + LOOK_EVERY_S)
-            if (model.state == "loading" and not model.started) or self._wants_start(model):
+            if self._wants_start(model):
+                times.append(model.may_start_s)
+            elif model.state == "loading" and not model.started:
                 times.append(model.start_at_s)
             if contended and model.state == "ready":
                 times.append(model.spell_ends_s)
@@ -355,7 +363,7 @@ class Fleet:
             name
             for name, model in self.models.items()
             if model.state in ("loading", "ready")
-            and (model.unload_wanted or model.is_stale or now_s >= model.expires_s)
+            and (model.is_unloaded_by_command or model.is_stale or now_s >= model.expires_s)
         }
 
     def _make_room(self, now_s: float, decisions: list[Decision], leaving: set[str]) -> set[str]:
@@ -364,7 +372,7 @@ class Fleet:
             (
                 model
                 for model in self.models.values()
-                if self._wants_start(model) and now_s >= model.start_at_s
+                if self._wants_start(model) and now_s >= model.may_start_s
             ),
             key=lambda model: model.wanted_since_s or 0.0,
         )
@@ -446,6 +454,8 @@ class Fleet:
                 self._forget(model)
 
     def _drain(self, model: FleetModel, now_s: float, decisions: list[Decision]) -> None:
+        if model.unload_wanted:
+            model.rest_until_s = model.started_s + SPELL_LEAST_S
         model.state, model.drain_s, model.closing_s = "draining", now_s, None
         decisions.append(DrainWorker(model.facts.name))
 

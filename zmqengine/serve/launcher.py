@@ -333,6 +333,8 @@ class Launcher:
                 self.stop()
             self._act()
             self._control.beat(self._progress)
+            for process in self._processes():
+                process.rotate_log()
             is_due = time.monotonic() >= touched_s + TOUCH_S
             self._control.keep_files(touch=is_due)
             if is_due:

@@ -87,6 +87,10 @@ class FleetModel:
     closing_s: float | None = None
     """Time since which no further request is granted, because the model is unloaded once it is idle."""
     unload_wanted: bool = False
+    served_first: set[int] = field(default_factory=set)
+    """Tickets that waited when the command to unload it came, and are granted before it counts."""
+    rest_until_s: float = -inf
+    """Time before which no worker is started, after a command to unload it."""
     running: str = ""
     """Signature of the options of its worker."""
     removed: bool = False
@@ -97,6 +101,16 @@ class FleetModel:
     def is_loaded(self) -> bool:
         """Whether a worker takes its memory, or is about to."""
         return self.state in ("loading", "ready", "draining")
+
+    @property
+    def is_unloaded_by_command(self) -> bool:
+        """Whether a command to unload it counts: no request waits from before it."""
+        return self.unload_wanted and self.served_first.isdisjoint(self.waiting)
+
+    @property
+    def may_start_s(self) -> float:
+        """Time before which no worker is started."""
+        return max(self.start_at_s, self.rest_until_s)
 
     @property
     def is_stale(self) -> bool:

@@ -68,8 +68,7 @@ async def load_and_wait(service: Service, exchange: Exchange, request: ModelComm
 async def unload(service: Service, exchange: Exchange, request: ModelCommand) -> None:
     """POST /models/unload: let the model go once its running requests have ended."""
     launched = _launched(service)
-    name = launched.name_of(request.wanted)
-    await launched.launcher.unload(name)
+    name = await launched.unload(request.wanted, exchange.caller)
     await exchange.send_json({"success": True, "instance_id": name})
 
 

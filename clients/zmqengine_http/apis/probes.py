@@ -17,11 +17,7 @@ async def ready(service: Service, exchange: Exchange) -> None:
     if not service.pool.ready and not (service.launched and service.launched.entries):
         raise no_worker()
     workers = [
-        {
-            "address": worker.address,
-            "model": worker.model.card.name if worker.model else None,
-            "ready": worker.ready,
-        }
+        {"model": worker.model.card.name if worker.model else None, "ready": worker.ready}
         for worker in service.pool.workers
     ]
     await exchange.send_json({"status": "ready", "workers": workers})

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 
-from zmqengine.protocol.launcher import ModelChanges, ModelEntry
+from zmqengine.protocol.launcher import ModelChanges, ModelEntry, no_such_model
 from zmqengine_client.errors import UnknownModel, ZmqEngineError
 from zmqengine_client.launcher import AsyncLauncher, OnLost
 from zmqengine_http.serving.errors import ApiError, bad_field, no_worker
@@ -79,7 +79,10 @@ class LaunchedModels:
         name = self._names.get(self.name_of(wanted))
         if name is None:
             raise ApiError(
-                404, f"The model {wanted[:200]!r} does not exist", param="model", code="model_not_found"
+                404,
+                no_such_model(wanted, [*self.entries], self._names),
+                param="model",
+                code="model_not_found",
             )
         return self.entries[name]
 
@@ -126,6 +129,20 @@ class LaunchedModels:
 
         async with self.held(wanted, keep_alive_s, nothing):
             return self.name_of(wanted)
+
+    async def unload(self, wanted: str, caller: str) -> str:
+        """Let a model go once the requests that wait or run now have ended; returns its name.
+
+        Raises a 403 for a pinned one where callers have keys: it is there for all of them.
+        """
+        name = self.name_of(wanted)
+        entry = self.entries.get(self._names.get(name, ""))
+        if entry is not None and entry.pin and caller:
+            raise ApiError(
+                403, f"{entry.name} is pinned: it stays loaded", param="model", code="model_pinned"
+            )
+        await self.launcher.unload(name)
+        return name
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[asyncio.Queue[ModelChanges]]:

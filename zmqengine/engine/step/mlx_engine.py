@@ -87,6 +87,7 @@ class MlxEngine:
         device: Device = CPU,
         eye: Eye | None = None,
         images_bytes_max: int = 0,
+        tower_bytes: int = 0,
     ) -> None:
         self._model = model
         self._device = device
@@ -112,7 +113,7 @@ class MlxEngine:
         drafts_padding_bytes = 0 if self._draft_model is None else self._draft_model.padding_bytes_max
         self.padding_bytes_max = self._batch_padding_bytes + drafts_padding_bytes
         prompt_cache_bytes = UNBOUNDED if options.prompt_cache_bytes is None else options.prompt_cache_bytes
-        self.images_bytes_max = images_bytes_max
+        self.images_bytes_max = images_bytes_max + tower_bytes
         self._seeing: Seeing | None = None
         if eye is not None:
             self._seeing = Seeing(eye, images_bytes_max, info.image_patches_max)

@@ -76,7 +76,7 @@ async def _loaded(service: Service, exchange: Exchange, request: OllamaRequest, 
         service.pool.model(name)
     elif exchange.keep_alive_s == 0:
         reason = "unload"
-        await service.launched.launcher.unload(service.launched.entry(name).name)
+        await service.launched.unload(service.launched.entry(name).name, exchange.caller)
     else:
         await service.launched.load(name, exchange.keep_alive_s)
     document = {**fields("", "", ()), "done": True, "done_reason": reason}
