@@ -159,7 +159,7 @@ def _assert_notation(notation: str, described: Any, field: Any) -> None:
         if isinstance(value, msgspec.Struct):
             assert value == type(value)()
         elif isinstance(value, str):
-            assert value == default[1], field.name
+            assert value == default[1].strip('"'), field.name
         else:
             assert value == (float(default[1]) if stated is None else stated), field.name
     else:

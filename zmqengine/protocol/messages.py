@@ -46,6 +46,8 @@ Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 WorkerState = Literal["loading", "warming", "ready", "draining", "failed"]
 VectorKind = Literal["embedding", "score"]
 CacheScope = Literal["session", "key", "shared"]
+CacheSalt = Annotated[str, Meta(max_length=64)]
+"""The name of a part of a scope; empty for the whole."""
 RequestState = Literal["queued", "running", "ended"]
 Finish = Literal["stop", "length", "abort", "deadline", "error", "lease", "slow_consumer", "shutdown"]
 
@@ -105,6 +107,8 @@ class Limits(Struct, frozen=True):
     """Whether an insert may have a `thinking_max`."""
     cache_scope: str = ""
     """What an insert without a `cache_scope` has. Empty: an insert may have neither that nor `pin`."""
+    cache_salt: bool = False
+    """Whether an insert or an image may have a `cache_salt`."""
     speculation: bool = False
     """Whether an insert may have `speculate`."""
     prediction_tokens_max: int = 0
@@ -282,6 +286,7 @@ class Insert(Message, frozen=True, forbid_unknown_fields=True):
     constraint: Constraint | None = None
     thinking_max: ThinkingMax | None = None
     cache_scope: CacheScope | None = None
+    cache_salt: CacheSalt = ""
     pin: bool = False
     speculate: bool = True
     prediction: list[TokenId] = []
@@ -300,6 +305,7 @@ class Image(Message, frozen=True, forbid_unknown_fields=True):
     pixels: Annotated[memoryview, Meta(min_length=1)]
     """A view of the message, which may have tens of megabytes."""
     cache_scope: CacheScope | None = None
+    cache_salt: CacheSalt = ""
 
 
 class Embed(Message, frozen=True, forbid_unknown_fields=True):

@@ -131,13 +131,13 @@ class Lifecycle:
             self._ticket(embed, session, now_s),
             tokens_max=longest,
             vector_width=width,
-            cache_scope=self._cache_scope(None, session),
+            cache_scope=self._cache_scope(None, "", session),
         )
 
     def _insert(
         self, insert: Insert, session: Session, now_s: float
     ) -> tuple[LiveRequest, tuple[Preparation, LaneName] | None]:
-        cache_scope = self._cache_scope(insert.cache_scope, session)
+        cache_scope = self._cache_scope(insert.cache_scope, insert.cache_salt, session)
         preparation = preparation_of(insert, self._context.compiler)
         tokens_max = self._scheduler.allowed_tokens(insert.prompt, insert.max_tokens)
         ticket = self._ticket(insert, session, now_s)
@@ -164,7 +164,8 @@ class Lifecycle:
         """Keep an image for requests. Raises `BadRequest`, `Overloaded` or, until its hash is known, `ImageArrives`."""
         if self.images is None:
             raise BadRequest(no_vision(self._context.model.name))
-        self.images.put(image, self._cache_scope(image.cache_scope, session), self.retry_after_ms())
+        scope = self._cache_scope(image.cache_scope, image.cache_salt, session)
+        self.images.put(image, scope, self.retry_after_ms())
 
     def settled_images(self) -> Sequence[SettledImage]:
         """Images whose hash has become known since the last call."""
@@ -209,14 +210,17 @@ class Lifecycle:
         self._scheduler.check_deadline(ticket, now_s)
         return ticket
 
-    def _cache_scope(self, wanted: CacheScope | None, session: Session) -> str:
-        """Scope of caches for a request or image. It outlives the worker, as the session's secret does."""
+    def _cache_scope(self, wanted: CacheScope | None, salt: str, session: Session) -> str:
+        """Scope of caches for a request or image. It outlives the worker, as the session's secret does.
+
+        `salt` names a part of it, within which a front-end keeps one of its own callers.
+        """
         scope = wanted or self._context.config.cache_scope
         if scope == "shared":
             return ""
         if scope == "key" and session.user:
-            return f"key {session.user}"
-        return f"session {session.secret_digest.hex()}"
+            return f"key {session.user} {salt}"
+        return f"session {session.secret_digest.hex()} {salt}"
 
     def _start(
         self, request: LiveRequest, preparation: tuple[Preparation, LaneName] | None, now_s: float

@@ -181,6 +181,7 @@ class Worker:
             constraints=opened.compiler is not None,
             thinking_max=info.generates,
             cache_scope=self._config.cache_scope,
+            cache_salt=True,
             speculation=True,
             prediction_tokens_max=context_tokens,
             forced=info.generates,

@@ -161,7 +161,7 @@ class Inserting:
         if self._calls.image_bytes > IMAGE_BYTES_MAX:
             for image in request.images:
                 image.body = None
-        epoch, cache_scope = self._connection.epoch, request.options.cache_scope
+        epoch, options = self._connection.epoch, request.options
         for image in request.images:
             body, image.body = image.body, None
             if body is None:
@@ -172,7 +172,8 @@ class Inserting:
                     epoch=epoch,
                     hash_=image.ref.hash,
                     grids=image.ref.grids,
-                    cache_scope=cache_scope,
+                    cache_scope=options.cache_scope,
+                    cache_salt=options.cache_salt,
                 ),
                 now,
                 request,
@@ -242,6 +243,8 @@ def refusal(request: Request, limits: Limits, model: ModelCard | None) -> ZmqEng
             return BadRequest(NO_CONSTRAINT)
         if (options.cache_scope is not None or options.pin) and not limits.cache_scope:
             return BadRequest("this worker is older than cache_scope and pin")
+        if options.cache_salt and not limits.cache_salt:
+            return BadRequest("this worker is older than cache_salt")
         if not options.speculate and not limits.speculation:
             return BadRequest("this worker does not support the option speculate")
         if options.forced and not limits.forced:

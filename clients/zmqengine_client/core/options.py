@@ -36,7 +36,8 @@ class Options(SamplingOptions, total=False):
     `thinking_max` bounds the tokens of the reasoning, which the model has to close then: a number with `generate` and
     `chat`, and a `ThinkingMax` with the ids of the markers beside token ids.
 
-    `cache_scope` names the share of the prefix cache that may reuse the prompt; `pin` protects the prompt from
+    `cache_scope` names the share of the prefix cache that may reuse the prompt, and a `cache_salt` a part of it, unless
+    it is `shared`: a front-end gives each of its own callers one. `pin` protects the prompt from
     eviction. `speculate` false turns speculative decoding off; the tokens are the same. `prediction` is a guess at the
     output, such as a file before a change, whose tokens are verified as drafts: token ids, or a text with `generate`
     and `chat`. It is cut to the worker's limit. `forced` token ids are the given beginning of the output, not sampled;
@@ -51,6 +52,7 @@ class Options(SamplingOptions, total=False):
     priority: int
     deadline_ms: int | None
     cache_scope: CacheScope | None
+    cache_salt: str
     pin: bool
     constraint: Constraint | None
     schema: object
@@ -77,6 +79,7 @@ class RequestOptions(Struct, frozen=True, kw_only=True):
     priority: int = 0
     deadline_ms: int | None = None
     cache_scope: CacheScope | None = None
+    cache_salt: str = ""
     pin: bool = False
     constraint: Constraint | None = None
     thinking_max: int | ThinkingMax | None = None
@@ -136,6 +139,7 @@ def insert_of(options: RequestOptions) -> Insert:
         priority=options.priority,
         deadline_ms=options.deadline_ms,
         cache_scope=options.cache_scope,
+        cache_salt=options.cache_salt,
         pin=options.pin,
         constraint=options.constraint,
         # A number becomes a bound with the model's markers when the prompt is tokenised; until then it is only checked.

@@ -52,10 +52,12 @@ class ImageBody:
         hash_: bytes,
         grids: Sequence[tuple[int, int]],
         cache_scope: CacheScope | None,
+        cache_salt: str = "",
     ) -> tuple[bytes, memoryview]:
         """The header and body frames of the message."""
         fields = {
-            "call": call, "epoch": epoch, "hash": hash_, "grids": grids, "cache_scope": cache_scope, "pixels": b"",
+            "call": call, "epoch": epoch, "hash": hash_, "grids": grids, "cache_scope": cache_scope,
+            "cache_salt": cache_salt, "pixels": b"",
         }  # fmt: skip
         # The pixels as a "bin 32" of msgpack, in place of an empty "bin 8".
         head = msgspec.msgpack.encode(fields)[:-2] + b"\xc6" + len(self.pixels).to_bytes(4, "big")

@@ -95,7 +95,7 @@ async def answer_generation(
     if service.config.log_prompts:
         decode = generation.model.tokenizer.decode
         exchange.facts["prompts"] = [decode(prompt.tokens) for prompt in generation.prompts]
-    started = await _start(service, generation)
+    started = await _start(service, generation, exchange.caller)
     choices, per_prompt = [choice for choice, _ in started], generation.options.n
     try:
         if stream:
@@ -107,7 +107,9 @@ async def answer_generation(
         _release(started)
 
 
-async def _start(service: Service, generation: Generation) -> list[tuple[ChoiceStream, PooledWorker]]:
+async def _start(
+    service: Service, generation: Generation, caller: str
+) -> list[tuple[ChoiceStream, PooledWorker]]:
     """Start every choice on the worker chosen for its prompt; the caller must `_release` them.
 
     Starts all or none: an error of one releases the others and is raised. Yields to the event loop between long
@@ -123,6 +125,7 @@ async def _start(service: Service, generation: Generation) -> list[tuple[ChoiceS
         for prompt in generation.prompts
     ]
     options = make_options(asked, model, default_temperature=service.config.default_temperature)
+    options["cache_salt"] = _salt(caller, asked, model)
     ends = frozenset(asked.stop_token_ids) | frozenset(
         () if asked.ignore_eos else model.tokenizer.eos_token_ids
     )
@@ -168,6 +171,18 @@ async def _start(service: Service, generation: Generation) -> list[tuple[ChoiceS
     return started
 
 
+def _salt(caller: str, asked: GenerationOptions, model: Model) -> str:
+    """The part of a scope that is this caller's: to the worker all callers are one session with one key.
+
+    Raises a 400 for a scope that the worker would not keep apart.
+    """
+    if not caller or model.limits.cache_salt:
+        return caller
+    if asked.cache_scope in ("key", "session"):
+        raise bad_field("cache_scope", "the worker is too old to keep the callers of this server apart")
+    return ""
+
+
 def _score(worker: PooledWorker, prompt: Prompt, options: Options) -> AsyncTokenStream:
     """The prompt's tokens with their logprobs, all but the first, which has nothing before it to be predicted from.
 
@@ -182,6 +197,7 @@ def _score(worker: PooledWorker, prompt: Prompt, options: Options) -> AsyncToken
         priority=options["priority"],
         deadline_ms=options["deadline_ms"],
         cache_scope=options["cache_scope"],
+        cache_salt=options["cache_salt"],
         request_id=f"{options['request_id']}-prompt",
     )
     return worker.client.generate_tokens(prompt.tokens[:1], **own)

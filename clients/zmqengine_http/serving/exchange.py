@@ -40,6 +40,7 @@ class Exchange:
 
     `id` is the client's X-Request-Id or a generated one; it is in the response and the log. `facts` are
     fields of the log line. `stream_headers` are those of a stream, server-sent events unless the API has others.
+    `caller` names the accepted API key by a digest; empty for a server without keys.
     `keep_alive_s` is what the request says of its model; `waited`: its stream was begun before the model was loaded.
     """
 
@@ -49,6 +50,7 @@ class Exchange:
         self._fields: dict[bytes, bytes] = dict(reversed(scope["headers"]))
         self.id = _request_id(self.header(b"x-request-id"))
         self.facts: dict[str, object] = {}
+        self.caller = ""
         self.stream_headers = EVENT_STREAM
         self.keep_alive_s: float | None = None
         self.waited = False
@@ -75,11 +77,11 @@ class Exchange:
         return self._fields.get(name)
 
     def note_ignored(self, names: Sequence[str], inside: int) -> None:
-        """Report ignored fields of the body in a header and the log; of ignored keys `inside` others only the
-        count."""
+        """Name ignored fields of the body in a header; the log has the number of them and of ignored keys `inside`
+        others."""
         if names:
             self._ignored += [name for name in names[:32] if _FIELD_NAME.fullmatch(name)]
-            self.facts["ignored_fields"] = self._ignored
+            self.facts["ignored_fields"] = len(names)
         if inside:
             self.facts["unknown_inside"] = inside
 

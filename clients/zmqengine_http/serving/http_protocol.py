@@ -27,6 +27,10 @@ UPGRADES_MAX = 64
 _HOP_HEADERS = frozenset({b"upgrade", b"connection", b"http2-settings"})
 
 
+class _HeadTooLong(Exception):
+    """Raised in a callback, which the parser turns into an error of its own."""
+
+
 class HttpProtocol(HttpToolsProtocol):
     """One connection. The class attributes are its limits; subclasses may override them."""
 
@@ -68,7 +72,9 @@ class HttpProtocol(HttpToolsProtocol):
                     return self._refuse(405, "Method Not Allowed")
                 data = self._head_without_upgrade() + data[stopped.args[0] :]
                 continue
-            except httptools.HttpParserError:
+            except httptools.HttpParserError as error:
+                if isinstance(error.__context__, _HeadTooLong):
+                    return self._refuse(431, "Request Header Fields Too Large")
                 return self._refuse(400, "Bad Request")
             if self._in_head and self._head_bytes > self.head_bytes_max:
                 self._refuse(431, "Request Header Fields Too Large")
@@ -105,6 +111,10 @@ class HttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
             return
+        # A head that came in one piece has not been counted yet.
+        lines = [self.url, *(part for header in self.headers for part in header)]
+        if sum(map(len, lines)) + 4 * len(lines) > self.head_bytes_max:
+            raise _HeadTooLong
         self._in_head = False
         self._head_bytes = 0
         super().on_headers_complete()

@@ -119,7 +119,7 @@ DEFAULTS: dict[str, Any] = {
     "temperature": 0.6, "top_p": 0.95, "top_k": 20,
     # SPEC's.
     "stop_token_ids": [], "ignore_eos": False, "logprobs": None, "seed": None, "priority": 0,
-    "deadline_ms": None, "cache_scope": None, "pin": False, "constraint": None, "prediction": [],
+    "deadline_ms": None, "cache_scope": None, "cache_salt": "", "pin": False, "constraint": None, "prediction": [],
 }  # fmt: skip
 GIVEN = {
     "temperature": (0.0, 0.0), "top_p": (1.0, 1.0), "top_k": (0, 0), "max_tokens": (7, 7), "seed": (5, 5),

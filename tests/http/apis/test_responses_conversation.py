@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -238,12 +239,12 @@ def test_the_choice_of_tools_becomes_that_of_chat() -> None:
 def test_an_item_is_referred_to_once() -> None:
     """As OpenAI has it: a short body must not make a long text many times."""
     memory = ItemMemory()
-    memory.remember({"id": "msg_1", "type": "message", "role": "user", "content": "x" * 1000})
+    memory.remember("a", {"id": "msg_1", "type": "message", "role": "user", "content": "x" * 1000})
     reference = {"type": "item_reference", "id": "msg_1"}
     once, twice = (msgspec.convert({"input": [reference] * times}, ResponsesRequest) for times in (1, 2))
-    assert len(InputItems(once, memory).messages) == 1
+    assert len(InputItems(once, partial(memory.find, "a")).messages) == 1
     with pytest.raises(ApiError, match="duplicate item 'msg_1'") as refused:
-        InputItems(twice, memory)
+        InputItems(twice, partial(memory.find, "a"))
     assert (refused.value.status, refused.value.param) == (400, "input[1]")
 
 
@@ -251,6 +252,7 @@ def test_the_memory_of_items_is_bounded() -> None:
     """By bytes; the oldest go first."""
     memory = ItemMemory(bytes_max=1000)
     for number in range(10):
-        memory.remember({"id": f"msg_{number}", "type": "message", "content": "x" * 300})
-    assert memory.find("msg_9") is not None
-    assert memory.find("msg_0") is None
+        memory.remember("a", {"id": f"msg_{number}", "type": "message", "content": "x" * 300})
+    assert memory.find("a", "msg_9") is not None
+    assert memory.find("a", "msg_0") is None
+    assert memory.find("b", "msg_9") is None

@@ -9,9 +9,10 @@ import openai
 import pytest
 
 from tests.http.agents.scripted_agent import FACTS, TEMPLATE, say
-from tests.http.front import Front, serving
+from tests.http.front import Front, get, post, serving
 from tests.http.scripted import ScriptedClient
 from zmqengine_http import HttpConfig
+from zmqengine_http.apis import responses
 from zmqengine_http.apis.responses import response_memory
 from zmqengine_http.apis.responses.request import Item
 from zmqengine_http.apis.responses.response_memory import ResponseMemory
@@ -141,3 +142,43 @@ def test_a_conversation_has_no_more_objects_than_a_request(
     with pytest.raises(ApiError, match="more than the 1000 objects") as refused:
         memory.conversation("o", "r29")
     assert (refused.value.status, refused.value.param) == (400, "previous_response_id")
+
+
+def test_each_owner_has_a_share_of_the_memory() -> None:
+    """Whoever holds most gives way, however much and how fast it stores."""
+    memory = ResponseMemory(bytes_max=100_000)
+    memory.remember("a", None, [Item(role="user", content="remember me")], {"id": "a1", "output": []})
+    for number in range(50):
+        item = Item(role="user", content="x" * 30_000)
+        memory.remember("b", None, [item], {"id": f"b{number}", "output": []})
+    memory.remember("b", None, [Item(role="user", content="x" * 200_000)], {"id": "all", "output": []})
+    assert memory.find("a", "a1") is not None
+    assert memory.find("b", "b0") is None
+
+
+def test_the_owner_is_the_accepted_key(front: Front) -> None:
+    """Whatever other headers of a key there are, and whichever of them holds it."""
+    stored = post(front, "/v1/responses", {"model": "scripted", "input": "hello"}, **{"x-api-key": KEYS[0]})
+    path = f"/v1/responses/{stored.json['id']}"
+    assert get(front, path, authorization=f"Bearer {KEYS[0]}").status == 200
+    assert get(front, path, authorization="Basic shared", **{"x-api-key": KEYS[0]}).status == 200
+    assert get(front, path, authorization="Basic shared", **{"x-api-key": KEYS[1]}).status == 404
+    item = stored.json["output"][-1]["id"]
+    body = {"model": "scripted", "input": [{"type": "item_reference", "id": item}]}
+    assert post(front, "/v1/responses", body, **{"api-key": KEYS[0]}).status == 200
+    assert post(front, "/v1/responses", body, **{"api-key": KEYS[1]}).status == 400
+
+
+def test_what_is_skipped_is_not_stored(front: Front) -> None:
+    """Unknown items of megabytes would flush what is worth keeping."""
+    items = [{"type": f"unknown{number}", "content": "y" * 1000} for number in range(100)]
+    body = {"model": "scripted", "input": [*items, {"role": "user", "content": "hello"}]}
+    stored = post(front, "/v1/responses", body, **{"x-api-key": KEYS[0]})
+    assert stored.status == 200
+    (kept,) = [
+        value[0]
+        for values in responses._RESPONSES._responses._values.values()
+        for id_, value in values.items()
+        if id_ == stored.json["id"]
+    ]
+    assert len(kept.items) < 200

@@ -108,3 +108,43 @@ def test_they_are_described(clients: Clients) -> None:
         fields = schemas[name]["properties"]
         assert {"key", "session", "shared"} <= {*fields["cache_scope"]["anyOf"][0]["enum"]}
         assert fields["pin"]["type"] == "boolean"
+
+
+KEYS = ("first-long-key", "other-long-key")
+
+
+@pytest.fixture(scope="module")
+def callers() -> Iterator[tuple[Clients, Clients]]:
+    """Two callers with a key each, at one front-end."""
+    config = FakeEngineConfig(prompt_cache_bytes=6000, kv_bytes_token=1, eos_index=3)
+    with FakeWorker(config) as worker, serving(HttpConfig(workers=(worker.address,), api_keys=KEYS)) as front:
+        first, second = (
+            Clients(
+                front,
+                openai.OpenAI(base_url=front.url + "/v1", api_key=key, max_retries=0),
+                anthropic.Anthropic(base_url=front.url, api_key=key, max_retries=0),
+            )
+            for key in KEYS
+        )
+        yield first, second
+
+
+@pytest.mark.parametrize("scope", ["key", "session"])
+@pytest.mark.parametrize("ask", APIS)
+def test_a_key_of_the_front_end_has_a_scope_of_its_own(
+    callers: tuple[Clients, Clients], ask: Ask, scope: str
+) -> None:
+    """Nobody learns from `usage` how much of another's prompt it has guessed."""
+    first, second = callers
+    text = f"a secret of {ask.__name__} and {scope} " * 4
+    assert ask(first, text, cache_scope=scope, pin=True) == 0
+    assert ask(second, text, cache_scope=scope, pin=True) == 0
+    assert ask(first, text, cache_scope=scope) > 0
+    assert ask(second, text, cache_scope=scope) > 0
+
+
+def test_what_is_shared_is_shared_between_keys(callers: tuple[Clients, Clients]) -> None:
+    """As it says."""
+    first, second = callers
+    assert _chat(first, "for all of us " * 4, cache_scope="shared", pin=True) == 0
+    assert _chat(second, "for all of us " * 4, cache_scope="shared") > 0

@@ -11,13 +11,14 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 import pytest
 
 from zmqengine_client.errors import BadRequest
 from zmqengine_http.prompt.pictures import Picture, fetched
 from zmqengine_http.serving import fetching
-from zmqengine_http.serving.fetching import ImageFetching, fetch, is_public
+from zmqengine_http.serving.fetching import ImageFetching, fetch, is_public, public_address
 
 
 @pytest.mark.parametrize(
@@ -184,3 +185,16 @@ def test_a_slow_server_is_left_in_time_over_https_too(monkeypatch: pytest.Monkey
         fetch(f"https://127.0.0.1:{listening.getsockname()[1]}/image")
     thread.join()
     assert 1 < len(sent) < 60
+
+
+@pytest.mark.parametrize("private", [0, 1, 2])
+def test_a_host_with_any_private_address_is_refused(monkeypatch: pytest.MonkeyPatch, private: int) -> None:
+    """Wherever it stands among them: which of them is connected to is chosen later."""
+    addresses = ["93.184.216.34", "8.8.8.8", "1.1.1.1"]
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 80)) for address in addresses]
+    monkeypatch.setattr(fetching.socket, "getaddrinfo", lambda *_, **__: found)
+    parts = urlsplit("http://many.example/a.png")
+    assert public_address(parts) == (socket.AF_INET, (addresses[0], 80))
+    found[private] = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.1.2.3", 80))
+    with pytest.raises(BadRequest, match="no public one"):
+        public_address(parts)

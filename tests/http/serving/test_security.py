@@ -231,6 +231,19 @@ def test_a_page_cannot_be_of_this_server_where_no_host_was_named() -> None:
 
 
 @pytest.mark.parametrize(
+    "origin",
+    [
+        "http://localhost:8000.evil.com", "http://evil-localhost:8000", "http://localhost:80001",
+        "http://localhost:8000@evil.com", "http://evil.com/localhost:8000", "http://localhost",
+    ],
+)  # fmt: skip
+def test_an_origin_is_this_servers_only_if_its_host_is_the_same(origin: str) -> None:
+    """To have the name of this server in its own is not enough."""
+    assert refused(host="localhost:8000", origin=origin) == (403, "origin_not_allowed")
+    assert refused(host="localhost:8000", origin="http://LOCALHOST:8000") is None
+
+
+@pytest.mark.parametrize(
     ("options", "host", "served"),
     [
         ({}, "[::1]", True),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
+import functools
 import secrets
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from zmqengine.sampling_params import SamplingOptions
 from zmqengine_client.errors import ZmqEngineError
-from zmqengine_http.apis.responses.conversation import InputItems, own_items, skipped_facts
+from zmqengine_http.apis.responses.conversation import InputItems, known_items, skipped_facts
 from zmqengine_http.apis.responses.request import RESPONSES_BODY, Item, ResponsesRequest
 from zmqengine_http.apis.responses.response_memory import ItemMemory, ResponseMemory
 from zmqengine_http.apis.responses.tools import ToolBook, tool_choice
@@ -22,7 +23,7 @@ from zmqengine_http.serving.exchange import JSON, Exchange
 
 PACKED = "reasoning.encrypted_content"
 _ITEMS = ItemMemory()
-"""Items of this process's responses; ids are unguessable, so all clients can share it."""
+"""Items of this process's responses."""
 _RESPONSES = ResponseMemory()
 
 
@@ -40,15 +41,18 @@ async def responses(service: Service, exchange: Exchange, request: ResponsesRequ
     summary = bool(reasoning and (reasoning.summary or reasoning.generate_summary))
     shape = ReasoningShape(summary=summary, packed=PACKED in request.include)
     head = _head(request, request.model or chat.model.card.name)
-    owner = _owner(exchange)
+    owner = exchange.caller
+
+    def remember(item: Mapping[str, object]) -> None:
+        _ITEMS.remember(owner, item)
 
     def store(document: dict[str, object]) -> None:
-        _RESPONSES.remember(owner, request.previous_response_id, own_items(request), document)
+        _RESPONSES.remember(owner, request.previous_response_id, known_items(request), document)
 
     def writer(generation: Generation | Chat) -> ResponsesWriter:
         if request.store is False:
             return ResponsesWriter(generation.id, head, book, shape)
-        return ResponsesWriter(generation.id, head, book, shape, _ITEMS.remember, store)
+        return ResponsesWriter(generation.id, head, book, shape, remember, store)
 
     try:
         await answer_chat(service, exchange, chat, writer, stream=request.stream)
@@ -70,7 +74,7 @@ async def input_tokens(service: Service, exchange: Exchange, request: ResponsesR
 async def get_response(service: Service, exchange: Exchange) -> None:
     """GET /v1/responses/{id}: a recent response, while this process remembers it."""
     id_ = exchange.scope["path_params"]["id"]
-    found = _RESPONSES.find(_owner(exchange), id_)
+    found = _RESPONSES.find(exchange.caller, id_)
     if found is None:
         raise ApiError(404, f"Response with id {id_[:100]!r} not found.", param="id", code="not_found")
     await exchange.send(200, [JSON], found.document)
@@ -79,7 +83,12 @@ async def get_response(service: Service, exchange: Exchange) -> None:
 def _asked(service: Service, exchange: Exchange, request: ResponsesRequest) -> _Asked:
     model = service.pool.model(request.model)
     pictures = Pictures(model)
-    items = InputItems(request, _ITEMS, _earlier(exchange, request.previous_response_id), pictures)
+    items = InputItems(
+        request,
+        functools.partial(_ITEMS.find, exchange.caller),
+        _earlier(exchange, request.previous_response_id),
+        pictures,
+    )
     book = ToolBook(request.tools)
     exchange.facts |= skipped_facts(items.skipped, book.skipped)
     choice = tool_choice(request.tool_choice, book)
@@ -110,7 +119,7 @@ def _earlier(exchange: Exchange, previous: str | None) -> list[Item]:
     """The conversation up to a response. Raises a 400 for one that is not remembered."""
     if previous is None:
         return []
-    found = _RESPONSES.conversation(_owner(exchange), previous)
+    found = _RESPONSES.conversation(exchange.caller, previous)
     if found is None:
         raise ApiError(
             400,
@@ -120,13 +129,6 @@ def _earlier(exchange: Exchange, previous: str | None) -> list[Item]:
             code="previous_response_not_found",
         )
     return found
-
-
-def _owner(exchange: Exchange) -> str:
-    """The caller, by the key that it sent: one must not read the conversations of another."""
-    names = (b"authorization", b"x-api-key", b"api-key")
-    key = next((value for name in names if (value := exchange.raw_header(name))), b"")
-    return hashlib.sha256(key).hexdigest()
 
 
 def _effort(request: ResponsesRequest) -> str | None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from zmqengine_http.apis.responses.items import unpack
 from zmqengine_http.apis.responses.request import Item, ResponsesPart, ResponsesRequest
-from zmqengine_http.apis.responses.response_memory import ItemMemory
 from zmqengine_http.apis.responses.tools import flat_name
 from zmqengine_http.apis.unread import newest_question, refusal, unread_text
 from zmqengine_http.prompt.history import history_arguments
@@ -16,23 +15,25 @@ from zmqengine_http.prompt.pictures import Pictures
 from zmqengine_http.serving.errors import ApiError, bad_field
 
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
+_READ = frozenset(("message", "reasoning", "function_call", "custom_tool_call", "item_reference", *_OUTPUTS))
+"""Types of items that are read; others are skipped."""
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 
 class InputItems:
     """The `messages` of a request, and the types of the items `skipped`.
 
-    `earlier` are the items of the conversation before the request's own; `memory` resolves `item_reference` items.
+    `earlier` are the items of the conversation before the request's own; `find` gives the item of an `item_reference`.
     """
 
     def __init__(
         self,
         request: ResponsesRequest,
-        memory: ItemMemory | None = None,
+        find: Callable[[str], Item | None] = lambda id_: None,
         earlier: Sequence[Item] = (),
         pictures: Pictures | None = None,
     ) -> None:
-        self._memory = memory or ItemMemory()
+        self._find = find
         self._pictures = pictures or Pictures()
         self.messages: list[dict[str, object]] = []
         self.skipped: list[str] = []
@@ -83,7 +84,7 @@ class InputItems:
         if item.id in self._referred_ids:
             raise bad_field(where, f"duplicate item {str(item.id)[:60]!r}: refer to each item once")
         self._referred_ids.add(item.id)
-        found = self._memory.find(item.id or "")
+        found = self._find(item.id or "")
         if found is None:
             raise ApiError(
                 400,
@@ -149,6 +150,11 @@ def own_items(request: ResponsesRequest) -> list[Item]:
     return request.input
 
 
+def known_items(request: ResponsesRequest) -> list[Item]:
+    """Those of them that are read, which are all that a later request needs."""
+    return [item for item in own_items(request) if item.type in _READ]
+
+
 def _output(item: Item, where: str, pictures: Pictures) -> str:
     if isinstance(item.output, dict):
         # Older versions of Codex wrap the text: {"content": ..., "success": ...}.
@@ -204,10 +210,6 @@ def _role(item: Item) -> str:
 
 
 def skipped_facts(items: Sequence[str], tools: Sequence[str]) -> dict[str, object]:
-    """Skipped types of items and tools, as fields of the log line."""
-    facts: dict[str, object] = {}
-    if items:
-        facts["items_skipped"] = sorted(set(items))
-    if tools:
-        facts["tools_skipped"] = sorted(set(tools))
-    return facts
+    """Numbers of skipped items and tools, as fields of the log line: their types are the caller's text."""
+    numbers = {"items_skipped": len(items), "tools_skipped": len(tools)}
+    return {name: number for name, number in numbers.items() if number}

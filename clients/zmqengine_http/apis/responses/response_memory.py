@@ -1,13 +1,14 @@
 """Recent responses and their items, for requests that refer to them instead of sending them.
 
 A convenience of one process, bounded in bytes, and no store: the oldest are forgotten first, all of them with the
-process.
+process. Each key finds its own.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
+from typing import Generic, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -16,39 +17,66 @@ from zmqengine_http.apis.responses.request import Item
 from zmqengine_http.serving.body import OBJECTS_MAX
 from zmqengine_http.serving.errors import bad_field
 
+T = TypeVar("T")
 BYTES_MAX = 32 * 1024 * 1024
 """Each memory holds some hundred turns of an agent with a long prompt."""
 
 
-class ItemMemory:
-    """A bounded FIFO of output items by id, for clients that refer to an item instead of sending it back.
+class OwnedMemory(Generic[T]):
+    """A bounded memory of values by owner and id, the oldest first. Not thread-safe.
 
-    The Vercel AI SDK does so by default. Not thread-safe.
+    Whoever holds most gives way, so that each of n owners has a share of 1/n, whatever the others store.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes: Counter[str] = Counter()
+        self._values: dict[str, OrderedDict[str, tuple[T, int]]] = {}
+
+    def add(self, owner: str, id_: str, value: T, size: int) -> None:
+        """Add a value of `size` bytes, evicting the oldest ones of the owner that holds most."""
+        self._values.setdefault(owner, OrderedDict())[id_] = value, size
+        self._bytes[owner] += size
+        while self._bytes.total() > self._bytes_max:
+            most = max(self._bytes, key=self._bytes.__getitem__)
+            values = self._values[most]
+            self._bytes[most] -= values.popitem(last=False)[1][1]
+            if not values:
+                del self._values[most], self._bytes[most]
+
+    def find(self, owner: str, id_: str) -> T | None:
+        """The value of this id if it is this owner's, else None."""
+        found = self._values.get(owner, {}).get(id_)
+        return None if found is None else found[0]
+
+    def renew(self, owner: str, id_: str) -> None:
+        """Count a value as the newest of its owner's."""
+        self._values[owner].move_to_end(id_)
+
+
+class ItemMemory:
+    """Output items by id, for clients that refer to an item instead of sending it back.
+
+    The Vercel AI SDK does so by default.
     """
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
-        self._bytes_max = bytes_max
-        self._bytes = 0
-        self._items: OrderedDict[str, bytes] = OrderedDict()
+        self._items: OwnedMemory[bytes] = OwnedMemory(bytes_max)
 
-    def remember(self, document: Mapping[str, object]) -> None:
-        """Add an item of a response, evicting the oldest ones."""
+    def remember(self, owner: str, document: Mapping[str, object]) -> None:
+        """Add an item of a response."""
         data = msgspec.json.encode(document)
-        self._items[str(document["id"])] = data
-        self._bytes += len(data)
-        while self._bytes > self._bytes_max:
-            self._bytes -= len(self._items.popitem(last=False)[1])
+        self._items.add(owner, str(document["id"]), data, len(data))
 
-    def find(self, id_: str) -> Item | None:
-        """The item of this id as a client would have sent it, or None."""
-        data = self._items.get(id_)
+    def find(self, owner: str, id_: str) -> Item | None:
+        """The owner's item of this id as a client would have sent it, or None."""
+        data = self._items.find(owner, id_)
         return None if data is None else msgspec.json.decode(data, type=Item)
 
 
 class StoredResponse(Struct, frozen=True):
-    """One response: its owner, the response before it, the items of its request, and its document, as JSON."""
+    """One response: the response before it, the items of its request, and its document, as JSON."""
 
-    owner: str
     previous: str | None
     items: bytes
     document: bytes
@@ -60,30 +88,24 @@ class StoredResponse(Struct, frozen=True):
 
 
 class ResponseMemory:
-    """A bounded LRU memory of responses by id, each for the key that asked for it. Not thread-safe.
+    """Responses by id, each for the key that asked for it.
 
     A response holds only its own turn. Reading a conversation keeps all of its turns.
     """
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
-        self._bytes_max = bytes_max
-        self._bytes = 0
-        self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._responses: OwnedMemory[StoredResponse] = OwnedMemory(bytes_max)
 
     def remember(
         self, owner: str, previous: str | None, items: Sequence[Item], document: Mapping[str, object]
     ) -> None:
-        """Add a finished response, evicting the ones that were not read for longest."""
-        stored = StoredResponse(owner, previous, msgspec.json.encode(items), msgspec.json.encode(document))
-        self._responses[str(document["id"])] = stored
-        self._bytes += stored.size
-        while self._bytes > self._bytes_max:
-            self._bytes -= self._responses.popitem(last=False)[1].size
+        """Add a finished response."""
+        stored = StoredResponse(previous, msgspec.json.encode(items), msgspec.json.encode(document))
+        self._responses.add(owner, str(document["id"]), stored, stored.size)
 
     def find(self, owner: str, id_: str) -> StoredResponse | None:
         """The response of this id if this owner asked for it, else None."""
-        found = self._responses.get(id_)
-        return found if found is not None and found.owner == owner else None
+        return self._responses.find(owner, id_)
 
     def conversation(self, owner: str, id_: str) -> list[Item] | None:
         """The items of a response and of all before it, oldest first; None if any of them is not here.
@@ -109,7 +131,7 @@ class ResponseMemory:
                 )
             at = found.previous
         for each in reversed(chain):
-            self._responses.move_to_end(each)
+            self._responses.renew(owner, each)
         return [item for turn in reversed(turns) for item in turn]
 
 
