@@ -158,7 +158,7 @@ def test_a_misspelt_name_is_told_what_is_alike() -> None:
     offer = read_offer(["pico", "pico-tools"], ROOT, {})
     with pytest.raises(UnknownModel, match="did you mean pico-tools"):
         offer.find("pico-tool")
-    with pytest.raises(UnknownModel, match=r"does not exist$"):
+    with pytest.raises(UnknownModel, match=r"does not exist; there are pico, pico-tools$"):
         offer.find("gpt-4o")
 
 

@@ -45,7 +45,7 @@ def stand_in() -> str | None:
 
 
 def no_such_model(name: str, names: Sequence[str], aliases: Iterable[str] = ()) -> str:
-    """What is said of a name that is not on the list, with those that are spelt alike, or the first ones there are."""
+    """The sentence about a name that is not on the list, with those spelt alike, or the first ones there are."""
     alike = difflib.get_close_matches(name[:NAME_CHARS_MAX], [*names, *aliases], NAMES_ALIKE_MAX)
     there, more = names[:NAMES_LISTED_MAX], ", ..." if len(names) > NAMES_LISTED_MAX else ""
     hint = f"; did you mean {' or '.join(alike)}?" if alike else f"; there are {', '.join(there)}{more}"

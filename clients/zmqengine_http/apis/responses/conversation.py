@@ -151,7 +151,7 @@ def own_items(request: ResponsesRequest) -> list[Item]:
 
 
 def known_items(request: ResponsesRequest) -> list[Item]:
-    """Those of them that are read, which are all that a later request needs."""
+    """The items of the request that are read, which are all that a later one needs."""
     return [item for item in own_items(request) if item.type in _READ]
 
 
