@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.support.constrained import HOT, PERSON, Pico, run_all
@@ -16,6 +17,7 @@ from zmqengine.engine.interface import RowRequest, Sampling
 from zmqengine.engine.speculation.forced_runs import ForcedRuns
 from zmqengine.engine.speculation.ngrams import Ngrams
 from zmqengine.engine.speculation.predictions import Predictions
+from zmqengine.protocol.messages import ThinkingMax
 
 CLOSE, OPEN = "</think>", "<think>"
 
@@ -238,3 +240,38 @@ def test_a_row_far_from_its_bound_needs_no_mask(pico: Pico) -> None:
             masked.append(len(run.ids(1)))
     assert 30 <= masked[0] <= 34
     assert masked[-1] <= 50
+
+
+@pytest.mark.parametrize("drafting", [False, True])
+def test_channels_of_a_grammar_are_bounded_together(pico: Pico, drafting: bool) -> None:
+    """Messages of reasoning and then an answer, by special tokens as in harmony; no further one once all is spent."""
+    opener, answer, closer = (
+        int(pico.text.token_to_id(f"<|{name}|>") or 0) for name in ("user", "assistant", "system")
+    )
+    channels = pico.grammar(
+        "lark",
+        f"start: thought* <[{answer}]> /[0-9]{{3}}/\nthought: <[{opener}]> /[a-zA-Z ,.]*/ <[{closer}]>",
+    )
+    given = ThinkingMax(10, [closer], [opener], then=[answer], repeats=True)
+    # The last one's `then` is what the grammar does not allow.
+    bounds = [given, msgspec.structs.replace(given, then=[]), msgspec.structs.replace(given, then=[closer])]
+    likes = Sampling(temperature=0.9, logit_bias={opener: 20.0, closer: -2.0})
+    rows = [
+        pico.row(
+            place,
+            channels,
+            sampling=likes,
+            max_tokens=60,
+            thinking=thinking_bound(**msgspec.structs.asdict(bounds[place % 3]), vocabulary=pico.tokens),
+        )
+        for place in range(9)
+    ]
+    drafts = speculator(ForcedRuns(), Ngrams(pico.loaded.info.vocab_size)) if drafting else None
+    run = run_all(pico.engine(speculator=drafts), rows)
+    for row in rows:
+        output = run.ids(row.row)
+        end = output.index(answer)
+        thoughts = [token for token in output[:end] if token not in (opener, closer)]
+        assert len(thoughts) == 10
+        assert pico.text.decode(output[end + 1 :]).isdigit()
+        assert run.finish(row.row) == "stop"

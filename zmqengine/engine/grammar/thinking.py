@@ -78,6 +78,11 @@ def thinking_bound(
     return ThinkingBound(tokens, marker(opener), marker(closer), tuple(then), opened, repeats, spell)
 
 
+def _is_set(bits: np.ndarray, token: int) -> bool:
+    """Whether a mask [words] allows a token."""
+    return bool(int(bits[token // _BITS]) >> token % _BITS & 1)
+
+
 class ThinkingMatcher:
     """The state of one row's reasoning, and the tokens that it allows beside `grammar`.
 
@@ -206,18 +211,15 @@ class ThinkingMatcher:
         for place in range(len(draft) + 1):
             if place:
                 ahead.follow(int(draft[place - 1]))
-            if (only := ahead.only) is not None:
-                word, bit = divmod(only, _BITS)
-                kept = int(bits[place, word]) & 1 << bit
-                if kept:
-                    bits[place] = 0
-                    bits[place, word] = kept
-            elif (barred := ahead.barred) is not None:
-                word, bit = divmod(barred, _BITS)
-                left = bits[place].copy()
-                left[word] = int(left[word]) & ~(1 << bit)
-                if left.any():
-                    bits[place] = left
+            only, barred, allowed = ahead.only, ahead.barred, bits[place]
+            if only is not None and _is_set(allowed, only):
+                allowed[:] = 0
+                allowed[only // _BITS] = 1 << only % _BITS
+            elif barred is not None and _is_set(allowed, barred):
+                word = int(allowed[barred // _BITS])
+                allowed[barred // _BITS] = word & ~(1 << barred % _BITS)
+                if not allowed.any():
+                    allowed[barred // _BITS] = word
 
     @property
     def error(self) -> str:
