@@ -49,6 +49,7 @@ from zmqengine_client.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import numpy as np
+    import numpy.typing as npt
     from typing_extensions import Unpack
 
 ChunkT = TypeVar("ChunkT")
@@ -268,7 +269,7 @@ class AsyncClient:
         dimensions: int | None = None,
         prompt: str | None = None,
         **options: Unpack[EmbedOptions],
-    ) -> np.ndarray:
+    ) -> npt.NDArray[np.float32]:
         """Vectors of texts, or of lists of token ids: an array (texts, floats) of float32, each of length 1.
 
         `dimensions` is the number of leading floats to keep. `prompt` is the name of a prompt of the model that goes

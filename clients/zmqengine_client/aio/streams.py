@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
+from zmqengine.errors import ZmqEngineError
 from zmqengine_client.aio.waiting import AsyncNotifier
 from zmqengine_client.core.chunks import Completion, TextChunk, TokenChunk
 from zmqengine_client.core.constrained import to_object
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 ChunkT = TypeVar("ChunkT")
+ObjectT = TypeVar("ObjectT")
 
 
 class AsyncStream(StreamState[ChunkT]):
@@ -51,8 +53,11 @@ class AsyncStream(StreamState[ChunkT]):
 
     async def read(self) -> Completion:
         """Read to the end and return the outcome."""
-        async for _ in self:
-            pass
+        try:
+            async for _ in self:
+                pass
+        except ZmqEngineError as error:
+            raise error.with_traceback(None) from None
         return self.result
 
 
@@ -67,13 +72,20 @@ class AsyncTextStream(AsyncStream[TextChunk]):
         """Read to the end and return the whole text."""
         return (await self.read()).text
 
-    async def read_object(self) -> Any:
-        """Read to the end and return the output, decoded as the type given as `schema`.
+    @overload
+    async def read_object(self) -> Any: ...
+
+    @overload
+    async def read_object(self, kind: type[ObjectT]) -> ObjectT: ...
+
+    async def read_object(self, kind: Any = None) -> Any:
+        """Read to the end and return the output, decoded as `kind`, or without one as the type given as `schema`.
 
         With a plain JSON schema these are dicts and lists. Raises `GenerationFailed` if the output was cut, for example
         by `max_tokens`, and the type's own error if it demands more than its schema.
         """
-        return to_object(await self.read(), self._reader.request.options.shape)
+        completion = await self.read()
+        return to_object(completion, self._reader.request.options.shape if kind is None else kind)
 
 
 class _LeavingAborts(Generic[ChunkT]):
@@ -88,6 +100,10 @@ class _LeavingAborts(Generic[ChunkT]):
     async def __anext__(self) -> ChunkT:
         try:
             return await self._stream.__anext__()
+        except ZmqEngineError as error:
+            self._stream.close()
+            # The caller's own lines are what the caller looks for, not ours.
+            raise error.with_traceback(None) from None
         except BaseException:
             # Its traceback keeps this iterator from being collected, as long as a task or a handler has the exception.
             self._stream.close()

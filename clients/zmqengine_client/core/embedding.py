@@ -17,6 +17,7 @@ from zmqengine_client.core.request import Request
 
 if TYPE_CHECKING:
     import numpy as np
+    import numpy.typing as npt
 
 IN_FLIGHT = 4
 """Messages of one call in flight: the worker computes one while the next are tokenized and sent."""
@@ -60,7 +61,7 @@ class TextIds(NamedTuple):
 class Embedded(NamedTuple):
     """Vectors (texts, floats) of float32, and the number of tokens of all texts."""
 
-    vectors: np.ndarray
+    vectors: npt.NDArray[np.float32]
     tokens: int
 
 
@@ -163,7 +164,7 @@ def end_of_embed(command: Embed, have: int) -> End | None:
     return End("stop", prompt_tokens=sum(map(len, command.texts)))
 
 
-def to_array(vectors: Sequence[bytes], width: int) -> np.ndarray:
+def to_array(vectors: Sequence[bytes], width: int) -> npt.NDArray[np.float32]:
     """Vectors of `width` floats as an array (texts, floats) of float32.
 
     Raises `BadRequest` where numpy is not installed.

@@ -94,4 +94,5 @@ class StreamState(Generic[ChunkT]):
         error = self._reader.failure()
         if error is not None:
             error.completion = self._reader.completion()
-            raise error
+            # Where the client found it tells a caller nothing.
+            raise error.with_traceback(None)

@@ -8,7 +8,7 @@ import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, Any, Protocol, Union, cast
 
 from zmqengine.errors import BadRequest, TooLarge
 from zmqengine_client.images.orientation import ORIENTATION, orientation
@@ -16,7 +16,16 @@ from zmqengine_client.images.orientation import ORIENTATION, orientation
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-ImageLike = Union[str, "os.PathLike[str]", bytes, bytearray, memoryview, "Image"]
+
+class PilImage(Protocol):
+    """The part of a `PIL.Image.Image` that tells it from other objects: Pillow need not be installed for its type."""
+
+    def save(self, fp: Any, format: str | None = None, **params: Any) -> None: ...
+
+    def getexif(self) -> Any: ...
+
+
+ImageLike = Union[str, "os.PathLike[str]", bytes, bytearray, memoryview, PilImage]
 """A path, a data URL, the bytes of a file, or a `PIL.Image.Image`, which is turned by its EXIF data as a file is."""
 
 SLICE_BYTES = 256 * 1024
@@ -39,7 +48,7 @@ def file_bytes(image: ImageLike) -> bytes:
     if isinstance(image, (bytes, bytearray, memoryview)):
         return checked(bytes(image))
     if hasattr(image, "save") and hasattr(image, "getexif"):
-        return _saved(image)
+        return _saved(cast("Image", image))
     raise BadRequest(f"an image is a path, bytes, a data URL or a PIL image, not {type(image).__name__}")
 
 

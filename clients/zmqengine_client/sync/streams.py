@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
+from zmqengine.errors import ZmqEngineError
 from zmqengine_client.core.chunks import Completion, TextChunk, TokenChunk
 from zmqengine_client.core.constrained import to_object
 from zmqengine_client.core.stream_state import ChunkReader, Owner, StreamState
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 ChunkT = TypeVar("ChunkT")
+ObjectT = TypeVar("ObjectT")
 
 
 class Stream(StreamState[ChunkT]):
@@ -52,8 +54,11 @@ class Stream(StreamState[ChunkT]):
 
     def read(self) -> Completion:
         """Read to the end and return the outcome."""
-        for _ in self:
-            pass
+        try:
+            for _ in self:
+                pass
+        except ZmqEngineError as error:
+            raise error.with_traceback(None) from None
         return self.result
 
 
@@ -68,13 +73,20 @@ class TextStream(Stream[TextChunk]):
         """Read to the end and return the whole text."""
         return (self.read()).text
 
-    def read_object(self) -> Any:
-        """Read to the end and return the output, decoded as the type given as `schema`.
+    @overload
+    def read_object(self) -> Any: ...
+
+    @overload
+    def read_object(self, kind: type[ObjectT]) -> ObjectT: ...
+
+    def read_object(self, kind: Any = None) -> Any:
+        """Read to the end and return the output, decoded as `kind`, or without one as the type given as `schema`.
 
         With a plain JSON schema these are dicts and lists. Raises `GenerationFailed` if the output was cut, for example
         by `max_tokens`, and the type's own error if it demands more than its schema.
         """
-        return to_object(self.read(), self._reader.request.options.shape)
+        completion = self.read()
+        return to_object(completion, self._reader.request.options.shape if kind is None else kind)
 
 
 class _LeavingAborts(Generic[ChunkT]):
@@ -89,6 +101,10 @@ class _LeavingAborts(Generic[ChunkT]):
     def __next__(self) -> ChunkT:
         try:
             return self._stream.__next__()
+        except ZmqEngineError as error:
+            self._stream.close()
+            # The caller's own lines are what the caller looks for, not ours.
+            raise error.with_traceback(None) from None
         except BaseException:
             # Its traceback keeps this iterator from being collected, as long as a task or a handler has the exception.
             self._stream.close()

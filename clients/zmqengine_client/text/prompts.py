@@ -29,6 +29,7 @@ from zmqengine_client.text.tokenizer import Tokenizer
 log = logging.getLogger("zmqengine.client")
 
 SLOW_S = 1.0
+ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class Encode(NamedTuple):
@@ -68,6 +69,7 @@ def chat_encoder(
     chat_template_kwargs: Mapping[str, Any] | None,
 ) -> Encode:
     try:
+        _check_messages(messages)
         taken = take_images(messages)
     except BadRequest as error:
         refusal = error
@@ -79,11 +81,23 @@ def chat_encoder(
 
     def tokens(tokenizer: Tokenizer) -> list[int]:
         given, offered = taken.messages, tools
+        if offered and "tools" not in tokenizer.variables_of_template(tools=True):
+            raise BadRequest("tools: this model's chat template takes none")
         if taken.images:
             given, offered = without_marker((given, offered), tokenizer.image_marker)
         return tokenizer.encode_chat(given, offered, **(chat_template_kwargs or {}))
 
     return Encode(tokens, taken.images)
+
+
+def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Raise `BadRequest` for messages that templates drop in silence: none at all, or a role that is misspelt."""
+    if not messages:
+        raise BadRequest("messages: at least one is needed")
+    for place, message in enumerate(messages):
+        role = message.get("role")
+        if role not in ROLES:
+            raise BadRequest(f"messages[{place}].role: {role!r} is none of {', '.join(ROLES)}")
 
 
 def set_text_prompt(
