@@ -134,9 +134,9 @@ def test_the_speed_is_the_workers_or_none(window: Browser, instant: bool) -> Non
 def test_an_error_is_in_sight_with_the_options_open(scripted: Browser, script: Script) -> None:
     """Also after long answers, and on a phone."""
     script.text = "\n\n".join(f"Paragraph {number}." for number in range(60))
-    for _ in range(2):
+    for count in (1, 2):
         say(scripted, "Hello")
-    answered(scripted, 1)
+        answered(scripted, count)
     for width in (1200, 390):
         scripted.size(width, 800)
         if width > 400:

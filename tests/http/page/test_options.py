@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import cast
 
 import pytest
 
@@ -10,6 +11,7 @@ from tests.http.front import serving
 from tests.http.page.browsers import Browser, until
 from tests.http.page.steps import Script, answered, back, fill, push, say, texts, visit
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
+from zmqengine.protocol.messages import ThinkingMax
 from zmqengine.sampling_params import Sampling
 from zmqengine.testing import FakeWorker
 from zmqengine_http import HttpConfig
@@ -85,8 +87,9 @@ def test_the_effort_of_thinking_is_offered_where_a_model_thinks(
 ) -> None:
     """And sent with the question."""
     assert scripted.js("return document.getElementById('effort').checkVisibility()")
-    say(scripted, "Hello", reasoning_effort="high")
+    say(scripted, "Hello", reasoning_effort="high", thinking_max=20)
     answered(scripted, 1)
+    assert cast(ThinkingMax, script.client.options[-1]["thinking_max"]).tokens == 20
     assert script.client.prompts[-1] == "<user>Hello<high><assistant>"
     with FakeWorker() as worker, serving(HttpConfig(workers=(worker.address,), probe_ms=200)) as front:
         visit(window, front.url + "/")

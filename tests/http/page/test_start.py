@@ -6,8 +6,12 @@ import json
 
 import pytest
 
+from tests.http.front import serving
 from tests.http.page.browsers import KEYS, Browser, until
-from tests.http.page.steps import ANSWERED, Script, answered, back, fill, push, say, texts
+from tests.http.page.steps import ANSWERED, Script, answered, back, fill, push, say, texts, visit
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig
+from zmqengine.testing import FakeWorker
+from zmqengine_http import HttpConfig
 
 pytestmark = pytest.mark.process
 
@@ -97,26 +101,32 @@ def test_what_was_written_stays_with_its_chat(scripted: Browser) -> None:
     assert scripted.js("return document.getElementById('text').value") == "half a question"
 
 
-def test_an_answer_goes_on_while_another_chat_is_open(browser: Browser) -> None:
+def test_an_answer_goes_on_while_another_chat_is_open(window: Browser) -> None:
     """Each has its own Send and Stop; a chat that is deleted in mid-answer does not come back."""
-    say(browser, "Long", max_tokens=3000)
-    until(browser, "return document.querySelectorAll('.turn.assistant').length === 1", "it begins")
-    push(browser, "New chat")
-    assert scripted_buttons(browser) == ["send", True]
-    assert texts(browser, "#list .running") == ["Long"]
-    say(browser, "Short", max_tokens=5)
-    until(browser, "return document.querySelectorAll('.turn.assistant').length === 1", "another begins")
-    until(browser, ANSWERED, "it ends")
-    push(browser, "Long, an answer comes")
-    assert scripted_buttons(browser)[0] == "stop"
-    length = browser.js("return document.querySelector('.answer').textContent.length")
-    until(browser, f"return document.querySelector('.answer').textContent.length > {length}", "it grows")
-    push(browser, "Short")
-    push(browser, "Delete Long")
-    idle = "return (async () => (await (await fetch('/status')).json()).workers[0].requests.length === 0)()"
-    until(browser, idle, "the worker stopped")
-    until(browser, "return document.querySelectorAll('#list .running').length === 0", "no answer comes")
-    assert texts(browser, "#list .open span") == ["Short"]
+    config = FakeEngineConfig(vocab_size=257, step_ms=50)
+    with FakeWorker(config) as worker, serving(HttpConfig(workers=(worker.address,), probe_ms=200)) as front:
+        visit(window, front.url + "/")
+        say(window, "Long", max_tokens=3000)
+        until(window, "return document.querySelectorAll('.turn.assistant').length === 1", "it begins")
+        push(window, "New chat")
+        assert scripted_buttons(window) == ["send", True]
+        assert texts(window, "#list .running") == ["Long"]
+        say(window, "Short", max_tokens=5)
+        until(window, "return document.querySelectorAll('.turn.assistant').length === 1", "another begins")
+        until(window, ANSWERED, "it ends")
+        push(window, "Long, an answer comes")
+        assert scripted_buttons(window)[0] == "stop"
+        length = window.js("return document.querySelector('.answer').textContent.length")
+        until(window, f"return document.querySelector('.answer').textContent.length > {length}", "it grows")
+        push(window, "Short")
+        push(window, "Delete Long")
+        idle = (
+            "return (async () => (await (await fetch('/status')).json()).workers[0].requests.length === 0)()"
+        )
+        until(window, idle, "the worker stopped")
+        until(window, "return document.querySelectorAll('#list .running').length === 0", "no answer comes")
+        assert texts(window, "#list .open span") == ["Short"]
+        window.get("about:blank")
 
 
 def test_chats_are_searched_renamed_and_deleted(scripted: Browser, script: Script) -> None:

@@ -111,7 +111,8 @@ const showDefaults = (model) => {
     if (field.type !== "object") $(name).placeholder = defaults ? defaults[name] ?? field.default : "the model's";
   }
   // Whether a model that is not loaded thinks is not known.
-  $("effort").hidden = Boolean(model && model.capabilities && !model.capabilities.includes("thinking"));
+  const thinks = !model || !model.capabilities || model.capabilities.includes("thinking");
+  for (const name of ["effort", "thinking-field"]) $(name).hidden = !thinks;
 };
 
 const showList = () => {

@@ -1,6 +1,6 @@
 // The options of every chat in this browser, and the system prompt of each.
 const SAMPLING = JSON.parse($("sampling-fields").textContent);
-const OPTIONS = [...Object.keys(SAMPLING), "max_tokens", "seed", "stop-texts", "format", "schema", "reasoning_effort", "logprobs"];
+const OPTIONS = [...Object.keys(SAMPLING), "max_tokens", "thinking_max", "seed", "stop-texts", "format", "schema", "reasoning_effort", "logprobs"];
 
 const labelOf = (name) => name[0].toUpperCase() + name.slice(1).replaceAll("_", " ");
 
@@ -56,6 +56,7 @@ const optionFields = () => {
     if ($(name).value.trim()) fields[name] = field.type === "object" ? jsonOf(name) : Number($(name).value);
   }
   for (const name of ["max_tokens", "seed"]) if ($(name).value !== "") fields[name] = Number($(name).value);
+  if ($("thinking_max").value !== "" && !$("effort").hidden) fields.thinking_max = Number($("thinking_max").value);
   const stops = $("stop-texts").value.split("\n").filter(Boolean);
   if (stops.length) fields.stop = stops;
   if ($("format").value === "json_object") fields.response_format = { type: "json_object" };
