@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.middleware.cors import CORSMiddleware
@@ -30,7 +30,14 @@ from zmqengine_http.serving.fetching import ImageFetching
 from zmqengine_http.serving.meter import Meter
 from zmqengine_http.serving.tracing import open_traces
 from zmqengine_http.stable_head import AnswerMemory, StableHead
-from zmqengine_http.workers.launched import ONLY_KEY, ONLY_PATH, LaunchedModels, keep_alive_of, of_one_model
+from zmqengine_http.workers.launched import (
+    AZURE_PATH,
+    ONLY_KEY,
+    ONLY_PATH,
+    LaunchedModels,
+    keep_alive_of,
+    of_one_model,
+)
 from zmqengine_http.workers.pool import Pool
 from zmqengine_http.workers.worker import Connect, PooledWorker
 
@@ -45,6 +52,7 @@ EXPOSED = (
 )
 """Response headers exposed to pages of other origins: request ids to log, and retry advice."""
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
+AUDIO_HINT = ": no model here reads or writes sound; whisper.cpp and mlx-audio are servers with this endpoint"
 READY_WAIT_S = 5.0
 """Longest wait of one of several processes for a worker before it accepts connections."""
 
@@ -76,12 +84,15 @@ class HttpApp:
             launched,
             ImageFetching() if config.image_urls else None,
         )
-        handled = {endpoint.path: _Handled(self.service, endpoint) for endpoint in ENDPOINTS}
+        by_path: dict[str, list[Endpoint]] = {}
+        for endpoint in ENDPOINTS:
+            by_path.setdefault(endpoint.path, []).append(endpoint)
+        handled = {path: _at_path(self.service, endpoints) for path, endpoints in by_path.items()}
         self._plain = {path: each for path, each in handled.items() if "{" not in path}
         # A bare router: the middleware of a Starlette application would add a call per token.
         routes = [Route(path, each) for path, each in handled.items()]
         self._router = Router(routes, redirect_slashes=False, lifespan=self._lifespan)
-        self._router.default = _Handled(self.service, Endpoint("", "", _not_found, "", open=True))
+        self._router.default = _Handled(self.service, Endpoint("", "", _not_found, "", open=True), "")
         self._app: ASGIApp = self._route
         if config.cors_origins:
             self._app = CORSMiddleware(
@@ -99,7 +110,7 @@ class HttpApp:
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Paths without parameters skip the router, which handles everything else: parameters, mounts, the
         # lifespan.
-        if scope["type"] == "http" and scope["path"].startswith(ONLY_PATH):
+        if scope["type"] == "http" and scope["path"].startswith((ONLY_PATH, AZURE_PATH)):
             scope = of_one_model(scope)
         direct = scope["type"] == "http" and not scope.get("root_path")
         plain = self._plain.get(scope["path"]) if direct else None
@@ -147,7 +158,9 @@ def connector_of(config: HttpConfig) -> Connect:
 
 
 async def _not_found(service: Service, exchange: Exchange) -> None:
-    raise ApiError(404, f"there is no endpoint {exchange.scope['path'][:200]}", code="unknown_url")
+    path = exchange.scope["path"]
+    hint = AUDIO_HINT if path.startswith("/v1/audio/") else ""
+    raise ApiError(404, f"there is no endpoint {path[:200]}{hint}", code="unknown_url")
 
 
 class ModelWait:
@@ -173,13 +186,32 @@ class ModelWait:
         """A response that is no stream cannot begin before it is complete."""
 
 
+def _at_path(service: Service, endpoints: Sequence[Endpoint]) -> ASGIApp:
+    """The endpoints of one path as an ASGI application."""
+    allowed = ", ".join(endpoint.method for endpoint in endpoints)
+    handled = {endpoint.method: _Handled(service, endpoint, allowed) for endpoint in endpoints}
+    return _ByMethod(handled) if len(handled) > 1 else next(iter(handled.values()))
+
+
+class _ByMethod:
+    """Endpoints of one path by method; the first refuses what none of them takes."""
+
+    def __init__(self, handled: Mapping[str, _Handled]) -> None:
+        self._handled = handled
+        self._first = next(iter(handled.values()))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._handled.get(scope.get("method", ""), self._first)(scope, receive, send)
+
+
 class _Handled:
     """An endpoint as an ASGI application: access checks, the body, errors as responses, metrics, the log
     line."""
 
-    def __init__(self, service: Service, endpoint: Endpoint) -> None:
+    def __init__(self, service: Service, endpoint: Endpoint, allowed: str) -> None:
         self._service = service
         self._endpoint = endpoint
+        self._allowed = allowed
         self._access = Access(service.config)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -281,7 +313,10 @@ class _Handled:
         allowed = self._endpoint.method
         if allowed and method != allowed and not (method == "HEAD" and allowed == "GET"):
             raise ApiError(
-                405, f"{self._endpoint.path} takes {allowed}", code="method_not_allowed", allow=allowed
+                405,
+                f"{self._endpoint.path} takes {self._allowed}",
+                code="method_not_allowed",
+                allow=self._allowed,
             )
 
 

@@ -46,7 +46,7 @@ class Service(NamedTuple):
 
 
 class Endpoint(NamedTuple):
-    """A path and its handler; made by `get` and `post`.
+    """A path and its handler; made by `get`, `delete` and `post`.
 
     `answer` gets the service, the exchange and, if there is a `body`, the decoded request. An empty `method`
     accepts any. `open`: no API key is required. `streams`: the response may be server-sent events.
@@ -76,6 +76,13 @@ def get(
 ) -> Endpoint:
     """An endpoint for GET and HEAD."""
     return Endpoint(path, "GET", answer, summary, open=open, error_shape=error_shape)
+
+
+def delete(
+    path: str, answer: Callable[[Service, Exchange], Coroutine[Any, Any, None]], summary: str
+) -> Endpoint:
+    """An endpoint for DELETE."""
+    return Endpoint(path, "DELETE", answer, summary)
 
 
 def post(

@@ -109,7 +109,8 @@ def _operation(endpoint: Endpoint) -> dict[str, object]:
     responses |= {code: {"description": text, "content": refusal} for code, text in _STATUSES.items()}
     path = _path(endpoint)
     operation: dict[str, object] = {
-        "summary": endpoint.summary, "operationId": path.strip("/").replace("/", "_"), "responses": responses,
+        "summary": endpoint.summary, "responses": responses,
+        "operationId": ("delete_" if endpoint.method == "DELETE" else "") + path.strip("/").replace("/", "_"),
     }  # fmt: skip
     if "{id}" in path:
         operation["parameters"] = [

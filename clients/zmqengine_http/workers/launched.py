@@ -24,6 +24,8 @@ CHANGES_MAX = 256
 ONLY_PATH = "/only/"
 """`/only/NAME/...` is this front-end with one model: SMG takes a worker for the first model that it lists, and some
 clients name none."""
+AZURE_PATH = "/openai/"
+"""Azure's `/openai/deployments/NAME/...`, `/openai/v1/...` and `/openai/...` all stand for `/v1/...`."""
 ONLY_KEY = "zmqengine.only"
 
 Waiting = Callable[[], Awaitable[None]]
@@ -260,8 +262,15 @@ def keep_alive_seconds(ttl: object, keep_alive: object) -> float | None:
 
 
 def of_one_model(scope: Scope) -> Scope:
-    """The scope of the path below `/only/NAME`; of NAME a slash is written `--`."""
-    name, _, rest = scope["path"].removeprefix(ONLY_PATH).partition("/")
+    """The scope of the path below `/only/NAME`, or of one of Azure's; of NAME a slash is written `--`."""
+    path = scope["path"]
+    if path.startswith(AZURE_PATH):
+        rest = path.removeprefix(AZURE_PATH).removeprefix("v1/")
+        if not rest.startswith("deployments/"):
+            return {**scope, "path": f"/v1/{rest}"}
+        name, _, rest = rest.removeprefix("deployments/").partition("/")
+        return {**scope, "path": f"/v1/{rest}", ONLY_KEY: name}
+    name, _, rest = path.removeprefix(ONLY_PATH).partition("/")
     return {**scope, "path": f"/{rest}", ONLY_KEY: name}
 
 

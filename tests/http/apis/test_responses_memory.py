@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from tests.http.agents.scripted_agent import FACTS, TEMPLATE, say
-from tests.http.front import Front, get, post, serving
+from tests.http.front import Front, call, get, post, serving
 from tests.http.scripted import ScriptedClient
 from zmqengine_http import HttpConfig
 from zmqengine_http.apis import responses
@@ -167,6 +167,60 @@ def test_the_owner_is_the_accepted_key(front: Front) -> None:
     body = {"model": "scripted", "input": [{"type": "item_reference", "id": item}]}
     assert post(front, "/v1/responses", body, **{"api-key": KEYS[0]}).status == 200
     assert post(front, "/v1/responses", body, **{"api-key": KEYS[1]}).status == 400
+
+
+def test_a_response_is_listed_and_forgotten_by_its_owner(gpt: openai.OpenAI, front: Front) -> None:
+    """What was stored can be deleted: with it go its items, and nobody can go on from it."""
+    asked = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]
+    stored = gpt.responses.create(model="scripted", input=[*asked, {"role": "user", "content": "three"}])  # type: ignore[list-item]
+    listed = gpt.responses.input_items.list(stored.id, order="asc", limit=2)
+    texts = [item.content[0].text for item in listed]  # type: ignore[union-attr]
+    assert texts == ["one", "two", "three"], "the client asks for the second page itself"
+    newest = gpt.responses.input_items.list(stored.id).data[0]
+    assert newest.content[0].text == "three"  # type: ignore[union-attr]
+    path = f"/v1/responses/{stored.id}"
+    stranger = {"authorization": f"Bearer {KEYS[1]}"}
+    assert call(front, "DELETE", path, None, stranger).status == 404
+    assert call(front, "GET", f"{path}/input_items", None, stranger).status == 404
+    for query in ("limit=0", "limit=x", "order=up", "after=nothing"):
+        assert get(front, f"{path}/input_items?{query}", authorization=f"Bearer {KEYS[0]}").status == 400
+    gpt.responses.delete(stored.id)
+    with pytest.raises(openai.NotFoundError):
+        gpt.responses.retrieve(stored.id)
+    with pytest.raises(openai.NotFoundError):
+        gpt.responses.delete(stored.id)
+    with pytest.raises(openai.BadRequestError):
+        gpt.responses.create(model="scripted", previous_response_id=stored.id, input="go on")
+    reference: Any = {"type": "item_reference", "id": stored.output[-1].id}
+    with pytest.raises(openai.BadRequestError, match="there is no item"):
+        gpt.responses.create(model="scripted", input=[reference])
+    wrong = call(front, "PATCH", path, None, {"authorization": f"Bearer {KEYS[0]}"})
+    assert (wrong.status, wrong.headers["allow"]) == (405, "GET, DELETE")
+
+
+def test_azures_paths_are_the_same_endpoints(front: Front) -> None:
+    """By deployment, which is the model, and in the new form without one."""
+    with openai.AzureOpenAI(
+        azure_endpoint=front.url, api_key=KEYS[0], api_version="2024-10-21", max_retries=0
+    ) as azure:
+        said = azure.chat.completions.create(
+            model="scripted", messages=[{"role": "user", "content": "hello"}]
+        )
+        assert said.model == "scripted"
+        assert azure.responses.create(model="scripted", input="hello").output_text
+        with pytest.raises(openai.NotFoundError, match="'other' does not exist"):
+            azure.chat.completions.create(model="other", messages=[{"role": "user", "content": "hello"}])
+    path = "/openai/deployments/scripted/completions?api-version=1"
+    assert post(front, path, {"prompt": "hello"}, **{"api-key": KEYS[0]}).json["model"] == "scripted"
+    assert post(front, path, {"prompt": "hello"}).status == 401
+    assert get(front, "/openai/v1/models", **{"api-key": KEYS[0]}).json["data"][0]["id"] == "scripted"
+
+
+def test_sound_is_refused_with_a_pointer(front: Front) -> None:
+    """A 404 alone leaves a user to search."""
+    refused = call(front, "POST", "/v1/audio/transcriptions", b"", {})
+    assert refused.status == 404
+    assert "whisper.cpp" in refused.json["error"]["message"]
 
 
 def test_what_is_skipped_is_not_stored(front: Front) -> None:

@@ -6,15 +6,19 @@ import functools
 import secrets
 from collections.abc import Mapping
 from typing import NamedTuple
+from urllib.parse import parse_qsl
+
+import msgspec
 
 from zmqengine.sampling_params import SamplingOptions
 from zmqengine_client.errors import ZmqEngineError
 from zmqengine_http.apis.responses.conversation import InputItems, known_items, skipped_facts
+from zmqengine_http.apis.responses.input_list import listed_items
 from zmqengine_http.apis.responses.request import RESPONSES_BODY, Item, ResponsesRequest
-from zmqengine_http.apis.responses.response_memory import ItemMemory, ResponseMemory
+from zmqengine_http.apis.responses.response_memory import ItemMemory, ResponseMemory, StoredResponse
 from zmqengine_http.apis.responses.tools import ToolBook, tool_choice
 from zmqengine_http.apis.responses.writer import ReasoningShape, ResponsesWriter, tells_by_event
-from zmqengine_http.endpoint import Service, get, post
+from zmqengine_http.endpoint import Service, delete, get, post
 from zmqengine_http.generating.chat import Chat, ThinkingTokens, answer_chat, render
 from zmqengine_http.generating.generation import Generation, GenerationOptions
 from zmqengine_http.prompt.pictures import Pictures
@@ -73,11 +77,33 @@ async def input_tokens(service: Service, exchange: Exchange, request: ResponsesR
 
 async def get_response(service: Service, exchange: Exchange) -> None:
     """GET /v1/responses/{id}: a recent response, while this process remembers it."""
+    await exchange.send(200, [JSON], _stored(exchange).document)
+
+
+async def delete_response(service: Service, exchange: Exchange) -> None:
+    """DELETE /v1/responses/{id}: forget a response, its request and its items."""
+    id_ = exchange.scope["path_params"]["id"]
+    _stored(exchange)
+    for item in _RESPONSES.forget(exchange.caller, id_) or ():
+        _ITEMS.forget(exchange.caller, item)
+    await exchange.send_json({"id": id_, "object": "response", "deleted": True})
+
+
+async def input_items(service: Service, exchange: Exchange) -> None:
+    """GET /v1/responses/{id}/input_items: what the request of a response brought itself."""
+    query = dict(parse_qsl(exchange.scope.get("query_string", b"").decode("latin-1")))
+    await exchange.send_json(
+        listed_items(msgspec.json.decode(_stored(exchange).items, type=list[Item]), query)
+    )
+
+
+def _stored(exchange: Exchange) -> StoredResponse:
+    """The caller's response that the path names. Raises a 404."""
     id_ = exchange.scope["path_params"]["id"]
     found = _RESPONSES.find(exchange.caller, id_)
     if found is None:
         raise ApiError(404, f"Response with id {id_[:100]!r} not found.", param="id", code="not_found")
-    await exchange.send(200, [JSON], found.document)
+    return found
 
 
 def _asked(service: Service, exchange: Exchange, request: ResponsesRequest) -> _Asked:
@@ -198,4 +224,6 @@ ENDPOINTS = (
         "/v1/responses/input_tokens", RESPONSES_BODY, input_tokens, "How many tokens such a conversation has"
     ),
     get("/v1/responses/{id}", get_response, "A recent response"),
+    delete("/v1/responses/{id}", delete_response, "Forget a recent response"),
+    get("/v1/responses/{id}/input_items", input_items, "The items of the request of a recent response"),
 )

@@ -49,6 +49,16 @@ class OwnedMemory(Generic[T]):
         found = self._values.get(owner, {}).get(id_)
         return None if found is None else found[0]
 
+    def forget(self, owner: str, id_: str) -> T | None:
+        """Drop the owner's value of this id; returns it."""
+        values = self._values.get(owner, OrderedDict())
+        value, size = values.pop(id_, (None, 0))
+        self._bytes[owner] -= size
+        if not values:
+            self._values.pop(owner, None)
+            del self._bytes[owner]
+        return value
+
     def renew(self, owner: str, id_: str) -> None:
         """Count a value as the newest of its owner's."""
         self._values[owner].move_to_end(id_)
@@ -72,6 +82,10 @@ class ItemMemory:
         """The owner's item of this id as a client would have sent it, or None."""
         data = self._items.find(owner, id_)
         return None if data is None else msgspec.json.decode(data, type=Item)
+
+    def forget(self, owner: str, id_: str) -> None:
+        """Drop the owner's item of this id."""
+        self._items.forget(owner, id_)
 
 
 class StoredResponse(Struct, frozen=True):
@@ -106,6 +120,13 @@ class ResponseMemory:
     def find(self, owner: str, id_: str) -> StoredResponse | None:
         """The response of this id if this owner asked for it, else None."""
         return self._responses.find(owner, id_)
+
+    def forget(self, owner: str, id_: str) -> list[str] | None:
+        """Drop the owner's response of this id; returns the ids of its output items, or None if it is not here."""
+        found = self._responses.forget(owner, id_)
+        if found is None:
+            return None
+        return [item.id or "" for item in msgspec.json.decode(found.document, type=_Output).output]
 
     def conversation(self, owner: str, id_: str) -> list[Item] | None:
         """The items of a response and of all before it, oldest first; None if any of them is not here.
