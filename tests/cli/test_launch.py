@@ -56,6 +56,7 @@ def exports(printed: str) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in shown.stdout.split("\0") if pair)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_every_program_gets_what_points_it_at_the_front_end(
     front: Front, tmp_path: Path, program: str
@@ -96,6 +97,7 @@ def test_codex_gets_a_catalogue_of_the_models(front: Front, tmp_path: Path) -> N
     assert model["input_modalities"] == ["text"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("program", "said"),
     [

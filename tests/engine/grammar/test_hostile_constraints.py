@@ -141,7 +141,9 @@ def test_compiling_does_not_keep_the_lock(pico: Pico, name: str) -> None:
     assert max(gaps) < LOCKED_S_MAX + 0.1
 
 
-@pytest.mark.parametrize("drafting", [False, True], ids=["plain", "drafting"])
+@pytest.mark.parametrize(
+    "drafting", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "drafting"]
+)
 def test_neighbours_of_hostile_rows_are_as_if_alone(pico: Pico, drafting: bool) -> None:
     """All of the corpus in batches beside a free row; every row ends, and `stop` is said of whole outputs alone."""
     free = finish_one(pico, drafting)
