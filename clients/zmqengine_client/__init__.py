@@ -7,7 +7,7 @@
 It never imports MLX.
 """
 
-from zmqengine.protocol.messages import Description, Status, TokenLogprob
+from zmqengine.protocol.messages import Description, Status, ThinkingMax, TokenLogprob
 from zmqengine_client import errors
 from zmqengine_client.aio.client import AsyncClient
 from zmqengine_client.aio.group import AsyncGroup, AsyncNews
@@ -46,6 +46,7 @@ __all__ = [
     "Status",
     "TextChunk",
     "TextStream",
+    "ThinkingMax",
     "TokenChunk",
     "TokenLogprob",
     "TokenStream",

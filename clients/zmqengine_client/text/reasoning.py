@@ -83,10 +83,20 @@ def thinking_max(
     markers = thinking_markers(tokenizer.facts, tokenizer.chat_template)
     if markers is None:
         return None
-    tail = tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False)
     opener, closer, then = (
         tokenizer.encode(text, add_special_tokens=False)
         for text in (markers.start, markers.end, markers.next if calls else markers.answer)
     )
-    opened = opened or markers.are_open(tail)
+    opened = opened or _is_open(tokenizer, markers, prompt)
     return ThinkingMax(tokens, closer, opener, opened=opened, then=then, repeats=markers.messages)
+
+
+def _is_open(tokenizer: Tokenizer, markers: ThinkingMarkers, prompt: Sequence[int]) -> bool:
+    """Whether a prompt ends within the reasoning."""
+    count = TAIL_TOKENS
+    while True:
+        text = tokenizer.decode(prompt[-count:], skip_special_tokens=False)
+        if not markers.messages or count >= len(prompt) or markers.start in text or markers.end in text:
+            return markers.are_open(text)
+        # A message of reasoning that is continued may be long, and the one before it has its end.
+        count *= 2

@@ -243,6 +243,20 @@ def test_the_analysis_of_harmony_ends_and_the_final_channel_begins() -> None:
         assert bound.then == encode("<|start|>assistant<|channel|>", add_special_tokens=False)
 
 
+@pytest.mark.parametrize("words", [3, 200])
+def test_an_analysis_that_the_output_continues_is_open(words: int) -> None:
+    """However long it is; a final message that is continued is not."""
+    with Scripted("more<|return|>", CHANNELS, HARMONY) as model:
+        for turn, opened in (
+            ({"reasoning_content": "hm " * words, "content": ""}, True),
+            ({"content": "So"}, False),
+        ):
+            last = {"role": "assistant", **turn}
+            post(model.front, CHAT, {"messages": [*USER, last], "thinking_max": 4})
+            bound: Any = model.client.options[-1]["thinking_max"]
+            assert bound.opened == opened
+
+
 def test_a_model_without_reasoning_and_an_older_worker_say_so() -> None:
     """The one has nothing to bound, which a header says; the other could not, and refuses by the client's name."""
     with Scripted("Answer", CHAT_TEMPLATE) as model:
