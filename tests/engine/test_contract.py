@@ -13,6 +13,7 @@ import pytest
 from tests.support.drafts import Self, speculator
 from tests.support.engines import Run, finish, make_engine, step
 from zmqengine.engine.fake.fake_engine import FakeEngine, FakeEngineConfig
+from zmqengine.engine.grammar.thinking import thinking_bound
 from zmqengine.engine.interface import Engine, RowRequest, RowToken, Sampling
 
 VOCAB_SIZE = 320
@@ -136,6 +137,31 @@ def test_the_stop_token_is_the_last(make, alone):
     run = finish(engine)
     assert run.ids(0) == whole[: whole.index(whole[4]) + 1]
     assert run.finish(0) == "stop"
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), HOT])
+def test_reasoning_is_closed_at_its_bound(make, alone, sampling):
+    """The closer and what follows it, wherever the row was parked or resumed; before the bound it changes nothing."""
+    request = row(0, sampling=sampling)
+    plain = alone(request)
+    first = [token for token in range(1, VOCAB_SIZE) if token not in plain][:4]
+    bound = thinking_bound(4, first[:2], first[2:3], opened=True, then=first[3:])
+    bounded = replace(request, thinking=bound)
+    output = generate(make(), bounded)
+    assert output[:7] == [*plain[:4], *first[:2], first[3]]
+    assert output[7:] == alone(back(request, 0, output[:7]))
+    for steps in range(1, COUNT):
+        engine, run = make(), Run()
+        engine.insert([bounded])
+        for _ in range(steps):
+            step(engine, run)
+        if not run.ended(0):
+            engine.park(0)
+            engine.insert([back(bounded, 1, run.ids(0))])
+            finish(engine, run)
+        assert run.ids(0) + run.ids(1) == output
+    for free in (replace(bound, tokens=COUNT), replace(bound, opened=False)):
+        assert generate(make(), replace(request, thinking=free)) == plain
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), HOT])
