@@ -41,6 +41,13 @@ def wait_saved(client: Client) -> None:
     wait_until(is_saved, "what was read is not saved")
 
 
+def wait_known(client: Client, blocks: int) -> None:
+    """Until a worker knows the blocks that another one wrote: it looks once a second."""
+    wait_until(
+        lambda: numbers(client).get("prompt_disk_blocks", 0) >= blocks, "what another wrote is not noticed"
+    )
+
+
 def prompt_of(seed: int, length: int) -> list[int]:
     draw = random.Random(seed)
     return [draw.randrange(5, VOCAB_SIZE) for _ in range(length)]
@@ -88,13 +95,16 @@ def test_after_a_kill_and_in_another_worker_only_tails_are_computed(
     with first.client() as client, second.client() as other:
         assert talk.turn(client) == PROMPT_TOKENS
         wait_saved(client)
+        written = numbers(client)["prompt_disk_blocks"]
         epoch = client.describe().epoch
         first.kill_engine()
+        wait_known(other, written)
         assert talk.turn(other) <= TAIL_TOKENS + 1
         wait_saved(other)
         wait_until(lambda: client.describe().epoch != epoch, "the worker did not come back")
         client.wait_ready()
         # What this worker has never seen was read by the other meanwhile.
+        wait_known(client, numbers(other)["prompt_disk_blocks"])
         assert talk.turn(client) <= TAIL_TOKENS + 1
         restored = numbers(client)["prompt_disk_read_blocks"]
         assert restored >= PROMPT_TOKENS // 64

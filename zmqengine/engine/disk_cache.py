@@ -18,7 +18,7 @@ class RestorePlan(NamedTuple):
 
 
 class DiskCache(Protocol):
-    """Any thread may call `plan` and `read`, only the actor the rest. `read`, `measure` and `close` wait for the disk.
+    """Any thread may call `read`, only the actor the rest. `read`, `measure` and `close` wait for the disk.
 
     Blocks returned by `read` are opaque and passed to `restore`.
     """

@@ -187,7 +187,7 @@ class Batch:
         request = self._scheduler.running.get(prefill.row)
         if request is None:
             return
-        self._lifecycle.prompt_disk.forget(request)
+        self._lifecycle.prompt_disk.release(request)
         self._scheduler.note_prefill(request, prefill)
         # A prompt that is prefilled in one pass has no progress to report except its cached part, which goes with the
         # first token.

@@ -14,7 +14,7 @@ from zmqengine.errors import BadRequest, Draining, NotAuthorized, ZmqEngineError
 from zmqengine.protocol.messages import CacheScope, Embed, End, Finish, Image, Insert
 from zmqengine.request_rules import no_vision, vector_width
 from zmqengine.worker.context import WorkerContext
-from zmqengine.worker.preparing.preparer import LaneName, Preparation, Preparer, preparation_of
+from zmqengine.worker.preparing.preparer import Preparation, Preparer, preparation_of
 from zmqengine.worker.preparing.prompt_disk import PromptDisk
 from zmqengine.worker.requests.deadlines import Deadlines
 from zmqengine.worker.requests.images import ImageStore, SettledImage
@@ -42,11 +42,9 @@ class Lifecycle:
         self._scheduler = scheduler
         self._outgoing = outgoing
         self._preparer = Preparer(context.shared_status.wakeup.wake)
-        memory = scheduler.memory
         self.prompt_disk = PromptDisk(
             disk,
             self._preparer,
-            lambda: memory.prompt_cache_bytes,
             -1 if context.model.vision is None else context.model.vision.token,
         )
         scheduler.away = self.prompt_disk
@@ -56,7 +54,7 @@ class Lifecycle:
         if model.vision is not None:
             self.images = ImageStore(
                 model.vision,
-                bytes_max=memory.pixels_bytes_max,
+                bytes_max=scheduler.memory.pixels_bytes_max,
                 patches_max=context.limits.image_patches_max,
                 wake=context.shared_status.wakeup.wake,
             )
@@ -106,7 +104,7 @@ class Lifecycle:
         """
         if self._draining:
             raise Draining("the worker is draining: it takes no new requests")
-        preparation: tuple[Preparation, LaneName] | None = None
+        preparation: Preparation | None = None
         if isinstance(command, Embed):
             request = self._embed(command, session, now_s)
         else:
@@ -136,7 +134,7 @@ class Lifecycle:
 
     def _insert(
         self, insert: Insert, session: Session, now_s: float
-    ) -> tuple[LiveRequest, tuple[Preparation, LaneName] | None]:
+    ) -> tuple[LiveRequest, Preparation | None]:
         cache_scope = self._cache_scope(insert.cache_scope, insert.cache_salt, session)
         preparation = preparation_of(insert, self._context.compiler)
         tokens_max = self._scheduler.allowed_tokens(insert.prompt, insert.max_tokens)
@@ -180,12 +178,13 @@ class Lifecycle:
                     log.error("preparing failed", extra={"request": request.id}, exc_info=result)
                 self.end(request, "error", str(result), code)
                 continue
-            if self.prompt_disk.receive(request, result):
+            if result.blocks is not None:
+                self.prompt_disk.receive(request, result.blocks)
                 continue
             request.apply(result)
             if request.is_whole:
                 self.end(request, "stop")
-            elif not self.prompt_disk.seek(request, now_s):
+            else:
                 self._scheduler.enqueue(request, now_s)
         for request in self.prompt_disk.advance(now_s, is_busy=bool(self._scheduler.running)):
             self._scheduler.enqueue(request, now_s)
@@ -222,9 +221,7 @@ class Lifecycle:
             return f"key {session.user} {salt}"
         return f"session {session.secret_digest.hex()} {salt}"
 
-    def _start(
-        self, request: LiveRequest, preparation: tuple[Preparation, LaneName] | None, now_s: float
-    ) -> None:
+    def _start(self, request: LiveRequest, preparation: Preparation | None, now_s: float) -> None:
         insert = request.insert
         assert insert is not None
         if isinstance(insert, Embed):
@@ -234,8 +231,8 @@ class Lifecycle:
         elif request.prompt_tokens + request.output_tokens >= request.tokens_max:
             self.end(request, "length")
         elif preparation is not None:
-            self._preparer.start(request, *preparation)
-        elif not self.prompt_disk.seek(request, now_s):
+            self._preparer.start(request, preparation)
+        else:
             self._scheduler.enqueue(request, now_s)
 
     # --- end ---

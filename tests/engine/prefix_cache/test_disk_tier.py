@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,6 @@ from tests.support.engines import finish, make_engine
 from tests.support.models import VOCAB_SIZE
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.options import EngineOptions
-from zmqengine.engine.prefix_cache.disk.block_file import HostBlock
-from zmqengine.engine.prefix_cache.disk.directory import Directory
 from zmqengine.engine.prefix_cache.disk.tier import PIECE_BYTES, DiskTier
 from zmqengine.engine.step.mlx_engine import MlxEngine
 
@@ -188,19 +184,8 @@ def test_what_is_computed_sooner_is_neither_written_nor_read(models: dict[str, A
     tier(engine).close()
 
 
-@pytest.mark.parametrize("write_s", [0.0, 0.2, 0.5])
-def test_what_memory_has_no_room_for_comes_back(
-    models: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_s: float
-) -> None:
-    """Four conversations in turn on room for two: what went from memory is restored, and nothing is read twice, also
-    where the disk is so slow that a block is wanted again before it is written."""
-    write = Directory.write
-
-    def slow(directory: Directory, blocks: Sequence[HostBlock]) -> int:
-        time.sleep(write_s)
-        return write(directory, blocks)
-
-    monkeypatch.setattr(Directory, "write", slow)
+def test_what_memory_has_no_room_for_comes_back(models: dict[str, Any], tmp_path: Path) -> None:
+    """Four conversations in turn on room for two: what went from memory is restored, and nothing is read twice."""
     model = models["llama"]
     tokens = 320
     engine = on_disk(model, tmp_path)
@@ -217,7 +202,7 @@ def test_what_memory_has_no_room_for_comes_back(
             restore(engine, talk)
             reply = answer(engine, talk)
             assert engine.memory().prompt_cache <= room
-            while tier(engine).has_work or (not write_s and engine.disk.numbers()["waiting_bytes"]):
+            while tier(engine).has_work or engine.disk.numbers()["waiting_bytes"]:
                 tier(engine).save(PIECE_BYTES)
             assert reply == answer(cold, talk)
             talk.extend([*reply, *prompt_of(turn, 30)])

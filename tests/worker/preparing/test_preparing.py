@@ -21,7 +21,7 @@ from zmqengine.engine.grammar.matcher import RowMatcher
 from zmqengine.errors import BadRequest
 from zmqengine.pico import model_path
 from zmqengine.protocol.messages import Accepted, Constraint, Insert, Rejected
-from zmqengine.worker.preparing.preparer import LONG_PROMPT_TOKENS
+from zmqengine.worker.preparing.preparer import LONG_PROMPT_TOKENS, THREADS
 from zmqengine.worker.requests.constraint_compiler import ConstraintCompiler
 
 MakeHarness = Callable[..., Harness]
@@ -132,8 +132,8 @@ def test_a_peer_that_may_not_is_told_nothing_of_the_load(make_harness: MakeHarne
     gate.opened.set()
 
 
-def test_slow_grammars_of_one_front_end_delay_another_by_one_at_most(make_harness: MakeHarness) -> None:
-    """The next that is compiled is of the front-end that took the least time, whoever came first."""
+def test_an_urgent_request_is_prepared_before_those_that_came_first(make_harness: MakeHarness) -> None:
+    """The next that is compiled is of the best class; in a class they come in order."""
     turns = threading.Semaphore(0)
     order: list[str] = []
 
@@ -143,18 +143,15 @@ def test_slow_grammars_of_one_front_end_delay_another_by_one_at_most(make_harnes
         raise BadRequest("made by a test")
 
     harness = make_harness(FakeEngineConfig(context_tokens=20_000), compiler=Compiler(compile_))
-    greedy, modest = harness.front_end(), harness.front_end()
-    for number in range(20):
-        greedy.accepted(f"g{number}", constraint=Constraint("regex", "greedy"))
-    modest.accepted("m", constraint=Constraint("regex", "modest"))
-    # No other kind of preparation waits for these.
-    modest.accepted("long", [5] * LONG_PROMPT_TOKENS, max_tokens=1)
-    modest.wait_for_end("long")
-    turns.release(6)
-    modest.wait_for_end("m")
-    assert order.index("modest") <= 5
+    batch, person = harness.front_end(), harness.front_end()
+    for number in range(8):
+        batch.accepted(f"b{number}", constraint=Constraint("regex", "batch"), priority=5)
+    person.accepted("p", constraint=Constraint("regex", "person"), priority=-5)
+    turns.release(THREADS + 1)
+    person.wait_for_end("p")
+    assert order.index("person") <= THREADS
     turns.release(20)
-    greedy.wait_for_end(*(f"g{number}" for number in range(20)))
+    batch.wait_for_end(*(f"b{number}" for number in range(8)))
 
 
 def test_a_preparation_that_hangs_does_not_keep_the_process_from_ending() -> None:
@@ -170,7 +167,7 @@ def hang():
     began.set()
     threading.Event().wait()
 preparer = Preparer(lambda: None)
-preparer.start(Request(), hang, "read")
+preparer.start(Request(), hang)
 began.wait()
 preparer.close()
 """

@@ -33,12 +33,8 @@ class FakeDisk:
 
     def __init__(self) -> None:
         self.count = 3
-        self.plan_bytes = 3 * BLOCK_BYTES
         self.gate = threading.Event()
         self.gate.set()
-        self.look_up_gate = threading.Event()
-        self.look_up_gate.set()
-        self.looked_up = 0
         self.reads: list[int] = []
         self.failing = False
         self.restored: list[int] = []
@@ -56,15 +52,13 @@ class FakeDisk:
         return scope.encode()
 
     def plan(self, tokens: np.ndarray, salt: bytes) -> RestorePlan | None:
-        self.looked_up += 1
-        assert self.look_up_gate.wait(60)
-        if self.failing:
-            raise RuntimeError("a bug")
-        return RestorePlan([b"key"] * self.count, self.plan_bytes, 64) if self.count else None
+        return RestorePlan([b"key"] * self.count, 3 * BLOCK_BYTES, 64) if self.count else None
 
     def read(self, plan: RestorePlan, tokens: np.ndarray) -> deque[Block]:
         self.reads.append(int(tokens[0]))
         assert self.gate.wait(60)
+        if self.failing:
+            raise RuntimeError("a bug")
         return deque(Block() for _ in plan.keys)
 
     def restore(self, blocks: deque[Block], bytes_max: int, awaited_by: Hashable) -> None:
@@ -126,7 +120,6 @@ def make_disk_harness(tmp_path: Path) -> Iterator[Callable[..., DiskHarness]]:
     yield make
     for harness in made:
         harness.disk.gate.set()
-        harness.disk.look_up_gate.set()
         harness.close()
 
 
@@ -157,23 +150,24 @@ def test_a_prompt_is_restored_a_piece_a_pass_before_it_gets_a_row(harness: DiskH
 
 
 def test_what_was_restored_stays_until_its_row_has_begun(
-    make_disk_harness: Callable[..., DiskHarness],
+    harness: DiskHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not only until it has a row: what others read meanwhile would have it go. A request that ends gives it up."""
-    harness = make_disk_harness(rows_max=1)
+    """Not only until it is queued again: what others read meanwhile would have it go."""
     front_end = harness.front_end()
-    front_end.accepted("first", max_tokens=500)
-    harness.pass_()
-    for name in ("waits", "ends"):
-        front_end.accepted(name, LONG)
-    harness.run_until(lambda: len(harness.disk.awaited) == 2)
-    harness.passes(3)
-    assert len(harness.disk.awaited) == 2
-    front_end.abort("ends")
-    harness.pass_()
-    assert len(harness.disk.awaited) == 1
-    front_end.abort("first")
-    harness.run_until(lambda: front_end.read() or front_end.ends.get("waits"))
+    front_end.accepted("long", LONG)
+    (request,) = harness.actor.lifecycle.live()
+    released: list[str] = []
+    release = harness.disk.release
+
+    def note(awaited_by: Hashable) -> None:
+        released.append(request.phase)
+        release(awaited_by)
+
+    monkeypatch.setattr(harness.disk, "release", note)
+    harness.run_until(lambda: harness.disk.awaited)
+    assert request.phase == "preparing"
+    harness.run_until(ends(front_end, "long"))
+    assert released == ["running"]
     assert not harness.disk.awaited
 
 
@@ -198,14 +192,13 @@ def test_a_disk_that_fails_costs_no_request(harness: DiskHarness) -> None:
 
 @pytest.mark.parametrize("stage", ["waiting", "reading", "making"])
 def test_a_request_that_ends_meanwhile_is_forgotten(harness: DiskHarness, stage: str) -> None:
-    """Aborted while it waits for its turn, is read, or is made arrays: one answer, and the next is served."""
+    """Aborted while it waits for another's read, is read, or is moved to memory: one answer, and the next is served."""
     front_end = harness.front_end()
     if stage != "making":
         harness.disk.gate.clear()
-        if stage == "waiting":
-            harness.disk.plan_bytes = 1 << 60
-            front_end.accepted("before", LONG)
-            harness.run_until(lambda: harness.disk.reading == 1)
+    if stage == "waiting":
+        front_end.accepted("before", LONG)
+        harness.run_until(lambda: harness.disk.reading)
     front_end.accepted("long", LONG)
     if stage == "reading":
         harness.run_until(lambda: harness.disk.reading)
@@ -213,16 +206,15 @@ def test_a_request_that_ends_meanwhile_is_forgotten(harness: DiskHarness, stage:
         harness.run_until(lambda: harness.disk.restored)
     else:
         harness.passes(5)
-        assert harness.disk.reading == 1, "two that are too large together are read at once"
+        assert harness.disk.reading == 1, "two are read at once"
     front_end.abort("long")
     harness.run_until(lambda: front_end.read() or front_end.ends.get("long"))
     assert [end.finish for end in front_end.ends["long"]] == ["abort"]
-    if stage == "waiting":
-        front_end.abort("before")
     harness.disk.gate.set()
     front_end.accepted("next", LONG)
     harness.run_until(lambda: front_end.read() or front_end.ends.get("next"))
     assert [end.finish for end in front_end.ends["next"]] == ["length"]
+    assert not harness.disk.awaited
 
 
 def ends(front_end: FrontEnd, *names: str) -> Callable[[], bool]:
@@ -233,97 +225,61 @@ def ends(front_end: FrontEnd, *names: str) -> Callable[[], bool]:
     return have_ended
 
 
-def test_reads_that_hang_delay_nobody_else(harness: DiskHarness) -> None:
-    """Neither a prompt that is not on disk, nor, once they took too long, any other; then the disk is left alone."""
+def test_a_read_that_hangs_delays_others_once_and_for_a_bounded_time(harness: DiskHarness) -> None:
+    """Prompts that are not on disk start at once. Those that wait for the read are prefilled after the time-out, and
+    all others until it returns."""
     front_end = harness.front_end()
     harness.disk.gate.clear()
-    front_end.accepted("hangs 0", LONG)
-    front_end.accepted("hangs 1", LONG)
-    harness.run_until(lambda: harness.disk.reading == 2)
+    front_end.accepted("hangs", LONG)
     front_end.accepted("behind", LONG)
-    behind, wanted = harness.actor.lifecycle.live()[-1], harness.actor.lifecycle.prompt_disk._wanted
-    harness.run_until(lambda: wanted[behind].stage == "found")
+    harness.run_until(lambda: harness.disk.reading)
     harness.disk.count = 0
     front_end.accepted("absent", LONG)
     harness.run_until(ends(front_end, "absent"))
     assert set(front_end.ends) == {"absent"}
     harness.disk.count = 3
     harness.clock.advance(prompt_disk.READ_S)
-    harness.run_until(ends(front_end, "hangs 0", "hangs 1", "behind"))
-    looked_up = harness.disk.looked_up
+    harness.run_until(ends(front_end, "hangs", "behind"))
     front_end.accepted("later", LONG)
     harness.run_until(ends(front_end, "later"))
-    assert (harness.disk.looked_up, harness.disk.reading) == (looked_up, 2)
+    assert harness.disk.reading == 1
     assert {end.finish for found in front_end.ends.values() for end in found} == {"length"}
     harness.disk.gate.set()
-    preparer = harness.actor.lifecycle.prompt_disk._preparer
-    harness.run_until(lambda: preparer.free_threads("read") == 2)
+    hung = harness.actor.lifecycle.prompt_disk._abandoned
+    assert hung is not None
+    harness.run_until(lambda: not hung.is_running)
     front_end.accepted("again", LONG)
     harness.run_until(ends(front_end, "again"))
-    assert harness.disk.reading == 3
+    assert harness.disk.reading == 2
+    assert not harness.disk.awaited
 
 
-def test_look_ups_that_hang_delay_a_request_once_and_for_a_bounded_time(harness: DiskHarness) -> None:
-    """Those that wait for them are prefilled after a second, later ones at once."""
-    front_end = harness.front_end()
-    harness.disk.look_up_gate.clear()
-    for number in range(3):
-        front_end.accepted(f"r{number}", LONG)
-    harness.run_until(lambda: harness.disk.looked_up)
-    harness.passes(3)
-    assert not front_end.ends
-    harness.clock.advance(prompt_disk.LOOK_UP_S)
-    harness.run_until(ends(front_end, "r0", "r1", "r2"))
-    front_end.accepted("later", LONG)
-    harness.run_until(ends(front_end, "later"))
-    assert harness.disk.looked_up == 1
-
-
-def test_an_urgent_request_takes_the_room_of_batch_work(
+def test_an_urgent_request_takes_the_room_of_a_restored_one(
     make_disk_harness: Callable[..., DiskHarness],
 ) -> None:
-    """A restored batch job without a row is prefilled instead; the urgent one preempts, as it does without a disk."""
+    """A restored batch job that gets no row gives up what is held for it, and is not read a second time."""
     harness = make_disk_harness(rows_max=1, context_tokens=1_000_000)
-    harness.disk.plan_bytes = 1 << 60
     batch, person = harness.front_end(), harness.front_end()
+    harness.disk.gate.clear()
+    batch.accepted("waits", [5, *LONG], priority=10)
+    harness.run_until(lambda: harness.disk.reading)
     batch.accepted("running", max_tokens=900_000, priority=10)
     harness.pass_()
-    batch.accepted("waits", [5, *LONG], priority=10)
-    harness.run_until(lambda: len(harness.disk.awaited) == 1)
+    harness.disk.gate.set()
+    harness.run_until(lambda: harness.actor.lifecycle.live()[0].phase == "queued")
+    assert len(harness.disk.awaited) == 1
     person.accepted("now", [7, *LONG], priority=-10)
-    urgent = harness.actor.lifecycle.live()[-1]
-    # Its threads take time and no passes.
-    harness.run_until(lambda: urgent.phase != "preparing")
-    assert harness.run_until(ends(person, "now")) < 100
+    harness.run_until(ends(person, "now"))
     assert harness.disk.reads == [5, 7]
+    assert not harness.disk.awaited
     batch.abort("running")
     harness.run_until(ends(batch, "waits"))
     assert batch.ends["waits"][0].finish == "length"
     assert harness.disk.reads == [5, 7]
-    assert not harness.disk.awaited
-
-
-def test_a_prompt_that_waits_for_room_stands_in_line(make_disk_harness: Callable[..., DiskHarness]) -> None:
-    """Its class and flow count as they do for anybody; it is read as soon as the room is free."""
-    harness = make_disk_harness(rows_max=1, context_tokens=1_000_000)
-    harness.disk.plan_bytes = 1 << 60
-    first, second = harness.front_end(), harness.front_end()
-    first.accepted("running", max_tokens=900_000)
-    harness.pass_()
-    first.accepted("held", [5, *LONG])
-    harness.run_until(lambda: len(harness.disk.awaited) == 1)
-    second.accepted("waits", [7, *LONG])
-    harness.run_until(lambda: harness.actor.lifecycle.live()[-1].phase == "queued")
-    assert harness.disk.reads == [5]
-    first.abort("running")
-    harness.run_until(lambda: ends(first, "held")() and ends(second, "waits")())
-    assert sorted(harness.disk.reads) in ([5], [5, 7])
-    assert not harness.disk.awaited
 
 
 def test_prompts_that_come_together_are_read_one_after_the_other(harness: DiskHarness) -> None:
-    """There is room for one and a row for each: to wait for a working disk is faster than prefill."""
-    harness.disk.plan_bytes = 1 << 60
+    """There is a row for each: to wait for a working disk is faster than prefill."""
     front_end = harness.front_end()
     names = [f"r{number}" for number in range(4)]
     for message in [front_end.insert_message(name, LONG) for name in names]:
@@ -332,21 +288,6 @@ def test_prompts_that_come_together_are_read_one_after_the_other(harness: DiskHa
     harness.run_until(ends(front_end, *names))
     assert harness.disk.reading == 4
     assert not harness.disk.awaited
-
-
-def test_reads_are_fair_between_flows(harness: DiskHarness) -> None:
-    """Twenty prompts of one front-end do not hold up the one of another."""
-    greedy, modest = harness.front_end(), harness.front_end()
-    harness.disk.gate.clear()
-    for number in range(20):
-        greedy.accepted(f"g{number}", [5, *LONG])
-    harness.run_until(lambda: harness.disk.reading == 2)
-    modest.accepted("m", [7, *LONG])
-    harness.run_until(lambda: harness.disk.looked_up == 21)
-    harness.passes(3)
-    harness.disk.gate.set()
-    harness.run_until(ends(modest, "m"))
-    assert harness.disk.reads.index(7) <= 4
 
 
 def test_saving_takes_a_share_of_the_steps_and_all_of_idle_time(harness: DiskHarness) -> None:

@@ -361,7 +361,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
                 raise ValueError("a defect")
             return Prepared()
 
-        return prepare, "compile"
+        return prepare
 
     monkeypatch.setattr(lifecycle_module, "preparation_of", preparation_of)
     yield opened

@@ -6,7 +6,7 @@ import hashlib
 from array import array
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -19,9 +19,6 @@ from zmqengine.worker.requests.token_log import TokenLog
 from zmqengine.worker.requests.vector_log import VectorLog
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from zmqengine.engine.disk_cache import RestorePlan
     from zmqengine.engine.grammar.grammar import Grammar
     from zmqengine.engine.grammar.thinking import ThinkingBound
 
@@ -35,29 +32,19 @@ engine. parked: lost its row, to preemption or a failed step, and waits for anot
 _encoder = msgspec.msgpack.Encoder()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Restore:
-    """A prompt on disk: `plan` names its blocks; `blocks` were read and are not MLX arrays yet."""
-
-    plan: RestorePlan
-    tokens: np.ndarray
-    blocks: deque[Any] = field(default_factory=deque)
-    is_read: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """Result of a preparation. `packed` is the prompt as an array and the insert's digest.
 
     `is_whole`: `emitted` is already a complete output under `grammar`. `thinking` bounds the reasoning, its markers
-    found by their text.
+    found by their text. `blocks`: those of its prompt that were read from disk, with nothing else.
     """
 
     packed: tuple[array[int], bytes] | None = None
     grammar: Grammar | None = None
     is_whole: bool = False
     thinking: ThinkingBound | None = None
-    restore: Restore | None = None
+    blocks: deque[Any] | None = None
 
 
 class LiveRequest:

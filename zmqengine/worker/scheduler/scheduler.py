@@ -43,12 +43,8 @@ log = logging.getLogger("zmqengine.worker")
 class Away(Protocol):
     """A part of the worker that may delay a request whose turn has come: the restore of its prompt from disk."""
 
-    def awaits(self, request: LiveRequest) -> bool:
-        """Whether a request cannot start yet, though others may."""
-        ...
-
-    def set_aside(self, request: LiveRequest) -> None:
-        """Take over a request that has left the line, until it is queued again."""
+    def takes(self, request: LiveRequest, now_s: float) -> bool:
+        """Whether it takes over a request whose turn has come, to queue it again later; others may start."""
         ...
 
 
@@ -174,7 +170,7 @@ class Scheduler:
             preempted = self._rows_to_preempt(request)
             if preempted is None:
                 break
-            if self.away is not None and self.away.awaits(request):
+            if self.away is not None and self.away.takes(request, now_s):
                 self._set_aside(request)
                 continue
             for row in preempted:
@@ -255,11 +251,9 @@ class Scheduler:
 
     def _set_aside(self, request: LiveRequest) -> None:
         """Waiting to preparing: the request keeps its place and its arrival, and delays no other."""
-        assert self.away is not None
         del self._waiting[request.ticket]
         self.order.set_aside(request.ticket)
         request.phase = "preparing"
-        self.away.set_aside(request)
 
     def _preempt(self, request: LiveRequest, now_s: float) -> None:
         """Running to waiting. The prefix cache keeps the row's tokens for its return, if it has room."""

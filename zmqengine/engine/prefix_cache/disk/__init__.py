@@ -9,7 +9,8 @@ tier.py        `DiskTier`: what memory, the engine and the worker call
 
 A block goes to disk: `DiskTier` copies it to the host when a pass has time, or when memory evicts it first; `Writer`
 passes runs of consecutive blocks to `Directory`, which makes room and writes one file for each. A block is restored: a
-thread plans and reads the blocks of a prompt, the actor builds arrays of them and adds them to `PrefixCache`.
+plan is made from the index when the turn of its request comes, a thread reads the blocks of the prompt, and the actor
+builds arrays of them and adds them to `PrefixCache`.
 
 The disk may hang or be full. Only threads wait for it: the actor looks into the index and copies bytes to a bounded
 queue. While the queue is full, or for a minute after a write failed, blocks are not written and `status` counts them.

@@ -94,7 +94,7 @@ class Rate:
 class Directory:
     """Block files with one salt, in a subdirectory of `path` that is made for this user alone.
 
-    Any thread may use it. `find`, `following`, `announce` and `retract` never wait for the disk. A damaged file is
+    Any thread may use it. `find` and `following` never wait for the disk. A damaged file is
     skipped, logged and removed by `tidy`; one of a later version is only skipped, and evicted like others. `counts`:
     contents and events, for `status`. Raises `ConfigError` when `path` cannot be used.
     """
@@ -124,13 +124,12 @@ class Directory:
         self._index = FileIndex()
         # Files to skip -> whether a later version wrote them.
         self._bad: dict[str, bool] = {}
-        self._announced: dict[str, Sequence[HostBlock]] = {}
 
     def __len__(self) -> int:
         return len(self._index)
 
     def find(self, key: bytes) -> BlockLocation | None:
-        """The location of a block, if it is known, written or announced."""
+        """The location of a block, if it is known."""
         with self._lock:
             return self._index.find(key)
 
@@ -154,7 +153,7 @@ class Directory:
             # A second change in the same tick of the clock would not be noticed later.
             is_over = time.time_ns() - changed_ns > _TICK_NS
             with self._lock:
-                known = {name for name in self._index.names if _NAME.fullmatch(name)}
+                known = set(self._index.names)
             names = {name for name in os.listdir(self.path) if _NAME.fullmatch(name)}
             with self._lock:
                 for gone in known - names:
@@ -176,10 +175,6 @@ class Directory:
                 if run is None:
                     break
                 name, wanted = run
-                announced = {block.key: block for block in self._announced.get(name, ())}
-            if announced:
-                blocks += [announced[key] for key in wanted]
-                continue
             found = self._read_file(name, wanted)
             if not found:
                 break
@@ -191,23 +186,6 @@ class Directory:
                 os.utime(self.path / name)
         self.counts["read_blocks"] += len(blocks)
         return blocks
-
-    def announce(self, blocks: Sequence[HostBlock]) -> None:
-        """Make a run visible, read from memory, until `write` has written or refused it."""
-        with self._lock:
-            self._announced[_announced_name(blocks)] = blocks
-            self._index.add(_announced_name(blocks), blocks)
-
-    def is_announced(self, blocks: Sequence[HostBlock]) -> bool:
-        """Whether a run was announced and not retracted."""
-        return _announced_name(blocks) in self._announced
-
-    def retract(self, blocks: Sequence[HostBlock] | None = None) -> None:
-        """End the announcement of a run, or of all that are not written."""
-        with self._lock:
-            for name in list(self._announced) if blocks is None else [_announced_name(blocks)]:
-                self._announced.pop(name, None)
-                self._index.drop(name)
 
     def write(self, blocks: Sequence[HostBlock]) -> int:
         """Write a run of blocks, each the parent of the next, to one file; returns its bytes. Raises `Refused`."""
@@ -235,7 +213,6 @@ class Directory:
         finally:
             with contextlib.suppress(OSError):
                 unfinished.unlink()
-            self.retract(blocks)
         self.counts["written_blocks"] += len(blocks)
         return size
 
@@ -360,11 +337,6 @@ class Directory:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-
-
-def _announced_name(blocks: Sequence[HostBlock]) -> str:
-    # Unique while the run is queued, and no name of a file.
-    return f"announced {id(blocks)}"
 
 
 def _own_directory(path: Path) -> Path:

@@ -15,7 +15,7 @@ from zmqengine.engine.options import EngineOptions
 from zmqengine.engine.prefix_cache.block import PREFIX_TOKENS_MIN, Checkpoint, StoredBlock, shared_tokens
 from zmqengine.engine.prefix_cache.block_pool import LowerTier
 from zmqengine.engine.prefix_cache.disk.block_file import HostArray, HostBlock
-from zmqengine.engine.prefix_cache.disk.directory import Directory, DiskBounds, Rate
+from zmqengine.engine.prefix_cache.disk.directory import Directory, DiskBounds
 from zmqengine.engine.prefix_cache.disk.plan import plan_restore
 from zmqengine.engine.prefix_cache.disk.write_thread import Writer
 from zmqengine.engine.prefix_cache.store import PrefixCache
@@ -34,7 +34,9 @@ def open_tier(
     """Open the tier in `options.cache_path` for a model of this `salt`. Raises `ConfigError` for an unusable path."""
     assert options.cache_path is not None
     bounds = DiskBounds(options.cache_dir_bytes, options.cache_dir_free_bytes, options.cache_dir_writes_bytes)
-    return DiskTier(store, Directory(options.cache_path, salt, bounds), wake)
+    directory = Directory(options.cache_path, salt, bounds)
+    directory.look()
+    return DiskTier(store, directory, wake)
 
 
 class DiskTier(LowerTier):
@@ -55,7 +57,6 @@ class DiskTier(LowerTier):
         # Blocks in memory that are not on disk, the oldest first, and the run that is being copied.
         self._unsaved: dict[bytes, None] = {}
         self._run: list[HostBlock] = []
-        self._made_rate = Rate()
         self._tokens_per_s = 0.0
         self._not_worth = 0
         store.pool.tier = self
@@ -96,7 +97,7 @@ class DiskTier(LowerTier):
         """Give up blocks that are not written: memory was emptied, as it may be invalid."""
         self._unsaved.clear()
         self._run = []
-        self._directory.retract()
+        self._writer.clear()
 
     @property
     def has_work(self) -> bool:
@@ -128,8 +129,11 @@ class DiskTier(LowerTier):
     def _is_unsaved(self, block: StoredBlock) -> bool:
         if block.end < PREFIX_TOKENS_MIN:
             return False
+        has_state = block.checkpoint is not None
+        if self._writer.has(block.key, with_state=has_state):
+            return False
         location = self._directory.find(block.key)
-        return location is None or (block.checkpoint is not None and not location.has_state)
+        return location is None or (has_state and not location.has_state)
 
     def _next_block(self) -> StoredBlock | None:
         """The next block of the run; None if the run was complete and was passed to the writer, or none is left."""
@@ -165,8 +169,7 @@ class DiskTier(LowerTier):
         return self._store.salt(scope)
 
     def plan(self, tokens: np.ndarray, salt: bytes) -> RestorePlan | None:
-        """The blocks to read for a prompt, if that is faster than its prefill. Any thread may call it."""
-        self._directory.look()
+        """The blocks to read for a prompt, if that is faster than its prefill. Does not wait for the disk."""
         # The last token starts the decode.
         plan = plan_restore(tokens[:-1], salt, self._memory, self._directory, cut_anywhere=self._cut_anywhere)
         if plan is not None and not self._is_faster(plan.bytes, plan.tokens):
@@ -196,7 +199,8 @@ class DiskTier(LowerTier):
             bytes_max -= taken[-1].bytes
         if (
             taken
-            and self._store.insert_blocks(self._made(taken), awaited_by) < taken[-1].start + taken[-1].length
+            and self._store.insert_blocks(list(map(_from_host, taken)), awaited_by)
+            < taken[-1].start + taken[-1].length
         ):
             blocks.clear()
 
@@ -212,19 +216,17 @@ class DiskTier(LowerTier):
         self._tokens_per_s = tokens_per_s
 
     def measure(self) -> None:
-        """Measure the speed of restores, if there are blocks on disk. Waits for the disk."""
-        self._directory.look()
-        self._made(self._directory.read(self._directory.largest_file()))
+        """Measure the speed of reads, if there are blocks on disk. Waits for the disk."""
+        self._directory.read(self._directory.largest_file())
 
     @property
     def description(self) -> dict[str, str]:
         """Directory and speeds in words, for the log."""
-        rates = {"read": self._directory.read_rate.bytes_per_s, "made arrays": self._made_rate.bytes_per_s}
-        known = [f"{name} at {rate / 1e6:.0f} MB/s" for name, rate in rates.items() if rate]
+        rate = self._directory.read_rate.bytes_per_s
         return {
             "directory": str(self._directory.path),
             "blocks": str(len(self._directory)),
-            "speed": ", ".join(known) or "not known",
+            "read": f"at {rate / 1e6:.0f} MB/s" if rate else "at a speed that is not known",
             "computed": f"at {self._tokens_per_s:.0f} tokens/s",
         }
 
@@ -240,14 +242,8 @@ class DiskTier(LowerTier):
 
     def _is_faster(self, bytes_: int, tokens: int) -> bool:
         """Whether a restore of `bytes_` is faster than the prefill of `tokens`; True while a speed is unknown."""
-        seconds = self._directory.read_rate.seconds(bytes_) + self._made_rate.seconds(bytes_)
+        seconds = self._directory.read_rate.seconds(bytes_)
         return not self._tokens_per_s or seconds < tokens / self._tokens_per_s
-
-    def _made(self, blocks: Sequence[HostBlock]) -> list[StoredBlock]:
-        started_s = time.perf_counter()
-        made = list(map(_from_host, blocks))
-        self._made_rate.note(sum(block.bytes for block in blocks), time.perf_counter() - started_s)
-        return made
 
 
 def _to_host(block: StoredBlock) -> HostBlock:

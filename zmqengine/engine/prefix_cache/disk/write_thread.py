@@ -16,8 +16,10 @@ log = logging.getLogger("zmqengine.engine")
 
 QUEUE_BYTES_MAX = 128 << 20
 """Maximum bytes of host memory that wait to be written: two files."""
+LOOK_S = 1.0
+"""Seconds between two looks for files of other workers: one call where there are none."""
 TIDY_S = 60.0
-"""Seconds without a write after which the directory is tidied."""
+"""Seconds between two times that the directory is tidied, without a write."""
 REASONS = ("room", "daily_writes", "error")
 REFUSED_WAIT_S = 60.0
 """Seconds from a failed write to the next attempt."""
@@ -34,7 +36,11 @@ class Writer:
         self._directory = directory
         self._wake = wake
         self._progress = threading.Event()
-        self._queue: queue.SimpleQueue[list[HostBlock] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[int, list[HostBlock] | None]] = queue.SimpleQueue()
+        # Runs of earlier generations are not written.
+        self._generation = 0
+        # Keys of the queued blocks, each with whether it has a checkpoint.
+        self._queued: set[tuple[bytes, bool]] = set()
         self._queued_bytes = self._done_bytes = 0
         self._refused_s = -math.inf
         self._reason = ""
@@ -52,15 +58,24 @@ class Writer:
         return 0 if self._is_refusing else QUEUE_BYTES_MAX - self.waiting_bytes
 
     def write(self, blocks: Sequence[HostBlock]) -> None:
-        """Queue a run, each block the parent of the next. It is readable from now on."""
+        """Queue a run, each block the parent of the next. It is readable once it is written."""
         run = list(blocks)
-        self._directory.announce(run)
+        self._queued.update((block.key, bool(block.form)) for block in run)
         self._queued_bytes += sum(block.bytes for block in run)
-        self._queue.put(run)
+        self._queue.put((self._generation, run))
 
     def count_lost(self, blocks: int) -> None:
         """Count blocks that were not queued for want of room."""
         self._directory.counts[f"refused_{self._reason}" if self._is_refusing else "lost_slow_disk"] += blocks
+
+    def has(self, key: bytes, *, with_state: bool) -> bool:
+        """Whether a block, with its checkpoint or as it is, is queued."""
+        return (key, True) in self._queued or (not with_state and (key, False) in self._queued)
+
+    def clear(self) -> None:
+        """Write none of the runs that are queued; one whose write has begun is written."""
+        self._generation += 1
+        self._queued.clear()
 
     def wait(self, timeout_s: float) -> None:
         """Return when something was written since the last call, or after `timeout_s`."""
@@ -69,7 +84,7 @@ class Writer:
 
     def close(self, timeout_s: float) -> bool:
         """Stop the thread when the queue is written, or after `timeout_s`; returns whether it was."""
-        self._queue.put(None)
+        self._queue.put((0, None))
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -79,16 +94,21 @@ class Writer:
 
     def _run(self) -> None:
         self._directory.tidy()
+        tidied_s = time.monotonic()
         while True:
             try:
-                blocks = self._queue.get(timeout=TIDY_S)
+                generation, blocks = self._queue.get(timeout=LOOK_S)
             except queue.Empty:
-                self._directory.tidy()
+                self._directory.look()
+                if time.monotonic() - tidied_s > TIDY_S:
+                    self._directory.tidy()
+                    tidied_s = time.monotonic()
                 continue
             if blocks is None:
                 return
-            if self._directory.is_announced(blocks):
+            if generation == self._generation:
                 self._write(blocks)
+                self._queued.difference_update((block.key, bool(block.form)) for block in blocks)
             self._done_bytes += sum(block.bytes for block in blocks)
             self._progress.set()
             self._wake()
@@ -103,5 +123,4 @@ class Writer:
                 self._refused_s, self._reason = time.monotonic(), refused.reason
                 if not counts[f"refused_{self._reason}"]:
                     log.warning("prompts are not written to disk", extra={"reason": str(refused)})
-        self._directory.retract(blocks)
         counts[f"refused_{self._reason}"] += len(blocks)
