@@ -112,4 +112,4 @@ def shown_calls(text: str) -> list[list[str]]:
     blocks = "\n".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL))
     inline = "\n".join(re.findall(r"`([^`\n]+)`", text))
     calls = re.findall(r"^(?:\S*/)?zmqengine ([a-z].*)$", blocks + "\n" + inline, re.MULTILINE)
-    return [shlex.split(call.split("#")[0].split("&")[0]) for call in calls]
+    return [shlex.split(call.split("#")[0].split("&")[0].split(" | ")[0]) for call in calls]

@@ -16,6 +16,8 @@ from tests.support.workers import START_S
 from zmqengine_client import Client, Options
 from zmqengine_client.core.options import MAX_TOKENS
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/python.md").read_text()
 PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
