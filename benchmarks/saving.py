@@ -128,7 +128,7 @@ class _Run:
         self._engine = opened.engine
         assert opened.engine.disk is not None, "prompts of this model cannot be kept"
         self._tier = opened.engine.disk
-        self._disk = PromptDisk(self._tier, Preparer(lambda: None), lambda: 0)
+        self._disk = PromptDisk(self._tier, Preparer(lambda: None))
         self._draw = random.Random(seed)
         self._ids = count(1)
         self._rows: list[int] = []
