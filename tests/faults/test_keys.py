@@ -232,3 +232,35 @@ def test_prompts_of_one_key_are_not_found_by_another(team: Team) -> None:
         assert cached_tokens(bob) == 0
         assert cached_tokens(second) == len(prompt) - 1
         assert cached_tokens(bob) == len(prompt) - 1
+
+
+def test_the_sessions_of_a_removed_key_end(team: Team) -> None:
+    """Within seconds, its stream included, and its open connections are served no more; those of others go on."""
+    keys = team.keys("bob")
+    with team.client("alice") as alice, team.worker.client(keys=keys) as bob:
+        theirs = bob.generate_tokens([1, 2], max_tokens=4000, seed=5, ignore_eos=True)
+        ours = alice.generate_tokens([1, 2], max_tokens=4000, seed=5, ignore_eos=True)
+        cmd = team.raw(keys, zmq.DEALER, bob.describe().cmd)
+        ctl = team.raw(keys, zmq.DEALER, team.worker.address)
+        assert ask(cmd, messages.Ping(1)).call == 1
+        assert codec.control_reply_decoder().decode(asked(ctl, messages.Describe(1))).call == 1
+        next(theirs), next(ours)
+        (team.directory / "authorized" / "bob.key").unlink()
+        assert theirs.read().finish == "abort"
+        for refused in (
+            ask(cmd, messages.Hello(2, (1, 1), "bob", os.urandom(32))),
+            codec.control_reply_decoder().decode(asked(ctl, messages.Describe(2))),
+        ):
+            assert isinstance(refused, messages.Rejected)
+            assert refused.code == "not_authorized"
+        ours.close()
+        assert len(alice.generate_tokens([1], max_tokens=3).read().tokens) == 3
+        cmd.close(0)
+        ctl.close(0)
+    assert "its key was removed" in team.worker.log
+
+
+def asked(socket: zmq.Socket[bytes], message: messages.Message) -> list[bytes]:
+    """The frames of the answer."""
+    socket.send_multipart(codec.encode(message))
+    return socket.recv_multipart()

@@ -40,6 +40,8 @@ class WorkerContext:
     power: PowerAssertion = field(default_factory=lambda: PowerAssertion(None))
     asleep_s: Callable[[], float] = lambda: 0.0
     """Seconds that the machine has slept in all."""
+    is_authorized: Callable[[str], bool] = lambda user: True
+    """Whether a session's key is still known; asked on the actor's thread."""
     memory_pressure: Source = lambda: "normal"
     """Pressure on the memory that the engine's device shares with the system."""
     release_buffers: Callable[[], None] = lambda: None

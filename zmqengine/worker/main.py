@@ -36,8 +36,8 @@ from zmqengine.worker.process.power import asleep_s, power_assertion
 from zmqengine.worker.process.wakeup import Wakeup
 from zmqengine.worker.process.watchdog import Watchdog
 from zmqengine.worker.telemetry.shared_status import SharedStatus
-from zmqengine.worker.wire.auth import open_guard
-from zmqengine.worker.wire.connection_limiter import ConnectionLimiter
+from zmqengine.worker.wire.auth import key_check, open_guard
+from zmqengine.worker.wire.connection_limiter import doors_of
 from zmqengine.worker.wire.descriptors import bound_connections
 from zmqengine.worker.wire.sockets import Sockets, new_context
 
@@ -106,7 +106,6 @@ class Worker:
             guard=guard,
             backlog=bounds.backlog,
         )
-        limiter = ConnectionLimiter(sockets.monitors, sockets.files, bounds.connections_max)
         control = ControlThread(
             sockets.ctl,
             self._shared_status,
@@ -115,8 +114,9 @@ class Worker:
             guard=guard,
             keep_ctl=sockets.keep_ctl,
         )
-        for watch in limiter.watches:
-            control.watch(watch)
+        doors = doors_of(sockets.monitors, sockets.files, bounds.connections_max)
+        for door in doors:
+            control.watch(door)
         if self._supervisor is not None:
             self._supervisor.report(endpoints=sockets.endpoints)
             control.watch(self._supervisor)
@@ -135,7 +135,8 @@ class Worker:
             if self._watchdog is not None:
                 self._watchdog.close()
             control.stop()
-            limiter.accept_again()
+            for door in doors:
+                door.open()
             sockets.close(linger_ms=FLUSH_MS)
 
     def _load_and_serve(self, sockets: Sockets) -> int:
@@ -217,6 +218,7 @@ class Worker:
             asleep_s=asleep_s,
             compiler=opened.compiler,
             tokenizer_json=opened.tokenizer.tokenizer_json,
+            is_authorized=key_check(self._config),
         )
         return Actor(context, opened.engine, sockets, self._watchdog)
 

@@ -24,6 +24,8 @@ HOUSEKEEPING_S = 0.05
 """Seconds between two looks at leases, watermarks and deadlines: a pass may take less than a millisecond."""
 MEMORY_S = 1.0
 """Seconds between two looks at the machine's memory: pressure and other workers' claims."""
+KEYS_S = 5.0
+"""Seconds between two looks at the files of keys, if sessions have any: for so long a removed key may go on."""
 TOUCH_S = 3600.0
 """Seconds between two touches of the files in /tmp, which macOS removes after 3 days without one."""
 IDLE_WAIT_MS_MAX = 10_000
@@ -53,7 +55,7 @@ class Timers:
         self._lifecycle = lifecycle
         self._batch = batch
         self._outgoing = outgoing
-        self._housekeeping_s = self._memory_s = self._touch_s = 0.0
+        self._housekeeping_s = self._memory_s = self._keys_s = self._touch_s = 0.0
         self._forgiving_until_s = 0.0
         self._drain_deadline_s: float | None = None
         self._ack_deadline_s: float | None = None
@@ -77,6 +79,9 @@ class Timers:
             self._keep_memory_share()
             self._relieve_memory()
             self._sockets.keep_cmd_and_out()
+        if now_s >= self._keys_s:
+            self._keys_s = now_s + KEYS_S
+            self._end_sessions_of_removed_keys()
         if now_s >= self._touch_s:
             self._touch_s = now_s + TOUCH_S
             self._touch_files()
@@ -108,6 +113,8 @@ class Timers:
                 due.append(max(session.grace_deadline_s, self._forgiving_until_s))
             if session.requests:
                 due.append(session.watermark_s)
+            if session.user:
+                due.append(self._keys_s)
         return max(1, min(IDLE_WAIT_MS_MAX, int((min(due) - now_s) * 1000) + 1))
 
     @property
@@ -179,6 +186,13 @@ class Timers:
         elif session.requests and now_s >= session.watermark_s:
             session.watermark_s = now_s + WATERMARK_S
             self._outgoing.watermark(session)
+
+    def _end_sessions_of_removed_keys(self) -> None:
+        users = {session.user for session in self._sessions if session.user}
+        removed = {user for user in users if not self._context.is_authorized(user)}
+        for session in [session for session in self._sessions if session.user in removed]:
+            log.warning("its key was removed", extra={"session": session.id, "client": session.client})
+            self._end_session(session, "abort")
 
     def _end_session(self, session: Session, finish: Finish) -> None:
         self._lifecycle.end_all(session.requests.values(), finish, "the session ended")

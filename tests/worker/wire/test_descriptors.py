@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import resource
@@ -17,12 +18,13 @@ import pytest
 import zmq
 
 from tests.support.workers import START_S, wait_until
+from zmqengine.errors import ZmqEngineError
 from zmqengine.protocol.addresses import Endpoints
 from zmqengine.worker.wire import connection_limiter as limiter_module
-from zmqengine.worker.wire.connection_limiter import ConnectionLimiter
+from zmqengine.worker.wire.connection_limiter import doors_of
 from zmqengine.worker.wire.descriptors import RESERVED, ConnectionBounds, files_open, lowest_free
 from zmqengine.worker.wire.sockets import Sockets
-from zmqengine_client import Client
+from zmqengine_client import AsyncClient, Client
 
 HARD = 1024
 
@@ -54,30 +56,65 @@ def directory() -> Iterator[Path]:
         yield Path(path)
 
 
-def test_news_of_one_socket_close_the_doors_on_a_flood_at_another(directory: Path) -> None:
+def test_a_flood_at_one_socket_closes_the_doors_of_all(directory: Path) -> None:
     """Whatever the monitors have not told of yet counts as well: it is in the table of descriptors."""
     names = ("ctl", "cmd", "out")
     sockets = Sockets(Endpoints(*(f"ipc://{directory}/w/{name}" for name in names)), frame_bytes_max=4096)
     connections: list[socket.socket] = []
+    doors = doors_of(sockets.monitors, sockets.files, connections_max=6)
     try:
-        limiter = ConnectionLimiter(sockets.monitors, sockets.files, connections_max=3)
-        full = files_open() + RESERVED + 3
+        full = files_open() + RESERVED + 6
         while lowest_free() < full:
-            connection = _connect(f"ipc://{directory}/w/{'cmd' if connections else 'ctl'}")
+            connection = _connect(f"ipc://{directory}/w/cmd")
             assert connection is not None
             connections.append(connection)
-        wait_until(
-            lambda: bool(int(sockets.monitors[0].getsockopt(zmq.EVENTS)) & zmq.POLLIN),
-            "the connection to ctl was not told of",
-        )
-        limiter.watches[0].check()
-        assert len(limiter._peers) == 1
+        for door in doors:
+            door.check()
         assert not any((directory / "w" / name).exists() for name in names)
     finally:
         for connection in connections:
             connection.close()
-        limiter.accept_again()
+        for door in doors:
+            door.open()
         sockets.close(linger_ms=0)
+
+
+@pytest.mark.parametrize("waiting", [0, 3, 30])
+def test_each_socket_has_a_third_whatever_comes_to_the_others(directory: Path, waiting: int) -> None:
+    """A front-end needs one connection at each: who is let in at ctl is let in at cmd and out, too."""
+    names = ("ctl", "cmd", "out")
+    sockets = Sockets(Endpoints(*(f"ipc://{directory}/w/{name}" for name in names)), frame_bytes_max=4096)
+    doors = doors_of(sockets.monitors, sockets.files, connections_max=12)
+    connections: list[socket.socket] = []
+
+    def come_to(number: int) -> bool:
+        connection = _connect(f"ipc://{directory}/w/{names[number]}")
+        if connection is None:
+            return False
+        connections.append(connection)
+        wait_until(lambda: _has_news(sockets.monitors[number]), "the connection was not told of")
+        doors[number].check()
+        return True
+
+    try:
+        assert [come_to(0) for _ in range(4 + waiting)] == [True] * 4 + [False] * waiting
+        for number in (1, 2):
+            assert [come_to(number) for _ in range(5)] == [True] * 4 + [False]
+        assert [len(door.connections) for door in doors] == [4, 4, 4]
+        connections.pop().close()
+        wait_until(lambda: _has_news(sockets.monitors[2]), "the end was not told of")
+        wait_until(lambda: doors[2].check() or (directory / "w" / "out").exists(), "the door stays closed")
+        assert come_to(2)
+    finally:
+        for connection in connections:
+            connection.close()
+        for door in doors:
+            door.open()
+        sockets.close(linger_ms=0)
+
+
+def _has_news(monitor: zmq.Socket[bytes]) -> bool:
+    return bool(int(monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
 
 def test_doors_close_and_open_where_no_file_can_be_opened(
@@ -85,22 +122,23 @@ def test_doors_close_and_open_where_no_file_can_be_opened(
 ) -> None:
     """To look needs a descriptor: without one the answer is that there is no room."""
     monkeypatch.setattr(limiter_module, "CLOSED_S", 0.0)
-    watch = directory / "ctl"
-    watch.touch()
-    limiter = ConnectionLimiter([], [watch], connections_max=1000)
-    limiter.check_for_flood()
-    assert watch.exists()
+    path = directory / "ctl"
+    path.touch()
+    pair: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
+    (door,) = doors_of([pair], [path], connections_max=3000)
+    door.check()
+    assert path.exists()
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free(), before[1]))
     try:
-        limiter.check_for_flood()
-        limiter.check_for_room()
-        is_open = watch.exists()
+        door.check()
+        is_open = path.exists()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert not is_open
-    limiter.check_for_room()
-    assert watch.exists()
+    door.check()
+    assert path.exists()
+    pair.close(0)
 
 
 class LimitedWorker:
@@ -245,5 +283,34 @@ def test_a_worker_that_is_short_of_descriptors_says_how_many_front_ends_fit() ->
             assert len(client.generate_tokens([1, 2, 3], max_tokens=5).read().tokens) == 5
         (line,) = [line for line in worker.log.splitlines() if "--sessions-max" in line]
         assert "front-ends" in line
+    finally:
+        worker.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of another system")
+@pytest.mark.usefixtures("raised")
+@pytest.mark.parametrize("clients", [30, 120])
+def test_many_front_ends_under_few_descriptors_are_served_as_well_as_few(clients: int) -> None:
+    """At once: those that fit are served, and the others do not take what these need."""
+    worker = LimitedWorker(512, 512, peer_share=1.0, sessions_max=1000)
+    fit = ConnectionBounds.within(512, worker.files_open()).connections_max // 3
+    assert 30 <= fit < 120
+
+    async def use(client: AsyncClient) -> bool:
+        try:
+            return len((await client.generate_tokens([1, 2, 3], max_tokens=5).read()).tokens) == 5
+        except ZmqEngineError:
+            return False
+
+    async def run() -> int:
+        made = [AsyncClient(worker.address, connect_timeout_s=10) for _ in range(clients)]
+        try:
+            return sum(await asyncio.gather(*map(use, made)))
+        finally:
+            await asyncio.gather(*(client.close() for client in made))
+
+    try:
+        assert asyncio.run(run()) >= min(clients, fit) * 0.9
+        assert worker.process.poll() is None, worker.log[-2000:]
     finally:
         worker.close()

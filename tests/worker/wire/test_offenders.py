@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import zmq
 
-from zmqengine.worker.wire.abuse_limiter import AbuseLimiter
-from zmqengine.worker.wire.connection_limiter import ConnectionLimiter
+from zmqengine.worker.wire.connection_limiter import doors_of
 from zmqengine.worker.wire.descriptors import files_open
+from zmqengine.worker.wire.refused_topics import RefusedTopics
 
 
 class Frame:
@@ -32,30 +32,30 @@ class Frame:
 @pytest.mark.skipif(sys.platform != "linux", reason="only there the process behind a connection is known")
 def test_a_descriptor_that_has_passed_to_another_process_is_spared() -> None:
     """The offender has gone, and its descriptor is that of a connection from here: this one goes on."""
-    offenders = AbuseLimiter(1)
+    topics = RefusedTopics()
     ours, theirs = socket.socketpair()
     with ours, theirs:
         gone: Any = Frame(ours.fileno(), os.getpid() + 1)
-        assert not offenders.strike(gone)
+        assert not topics.end(gone)
         theirs.send(b"honest")
         assert ours.recv(16) == b"honest"
-        assert offenders.ended == 0
         offender: Any = Frame(ours.fileno(), os.getpid())
-        assert offenders.strike(offender)
+        assert topics.end(offender)
         assert theirs.recv(16) == b""
-        assert offenders.ended == 1
     closed: Any = Frame(ours.fileno(), os.getpid())
-    assert not offenders.end(closed)
+    assert not topics.end(closed)
 
 
 def test_a_descriptor_that_has_passed_to_a_file_takes_no_other() -> None:
     """Each offence of a connection that was gone left one open, until the worker took no more connections."""
-    offenders, limiter = AbuseLimiter(1), ConnectionLimiter([], [], connections_max=0)
+    topics, pair = RefusedTopics(), zmq.Context.instance().socket(zmq.PAIR)
+    (door,) = doors_of([pair], [], connections_max=0)
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(open(os.devnull)).fileno() for _ in range(4)]
         before = files_open()
         for fd in files:
             gone: Any = Frame(fd, os.getpid())
-            assert not offenders.strike(gone)
-            limiter.accepted(fd)
+            assert not topics.end(gone)
+            door.accepted(fd)
         assert files_open() == before
+    pair.close(0)

@@ -8,7 +8,6 @@ so each pair has a process of its own.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ import mlx.core as mx
 
 from zmqengine.bench.device.driving import measured_model, opened, prompt_of, run
 from zmqengine.bench.device.verdict import Verdict
+from zmqengine.python_child import python_command, python_environment
 
 OPERATIONS, MEGABYTES = (50, 200, 400), (50, 200, 100_000)
 """About MLX's own choice for the larger chips, the engine's operations on M1 to M4, and what others use; the last size
@@ -36,10 +36,10 @@ def check() -> Iterator[Verdict]:
         for operations, megabytes in pairs if mx.metal.is_available() else pairs[:1]:
             name = f"{operations} operations, {megabytes} MB"
             bounds = {"MLX_MAX_OPS_PER_BUFFER": str(operations), "MLX_MAX_MB_PER_BUFFER": str(megabytes)}
-            command = [sys.executable, "-m", __name__, str(model)]
+            command = python_command("zmqengine.bench.device.buffers", str(model))
             ended = subprocess.run(
                 command,
-                env={**os.environ, **bounds},
+                env=python_environment(bounds),
                 capture_output=True,
                 text=True,
                 timeout=PAIR_S,

@@ -10,6 +10,7 @@ from zmqengine.errors import (
     BadRequest,
     Conflict,
     ImageWanted,
+    NotAuthorized,
     NotSubscribed,
     Overloaded,
     StaleEpoch,
@@ -128,6 +129,9 @@ class CommandHandler:
         return Done(command.call, self._epoch)
 
     def _hello(self, command: Hello, route: bytes, user: str, now_s: float, peer: str) -> Welcome:
+        if user and not self._context.is_authorized(user):
+            # The connection was opened before the key was removed.
+            raise NotAuthorized("this key was removed")
         session = self._sessions.hello(command, route, user, now_s, peer)
         log.info("session", extra={"session": session.id, "client": session.client})
         return Welcome(

@@ -12,13 +12,12 @@ from typing import Any, Protocol
 
 import zmq
 
-from zmqengine.errors import InternalError, Overloaded, ZmqEngineError
+from zmqengine.errors import InternalError, NotAuthorized, Overloaded, ZmqEngineError
 from zmqengine.protocol.addresses import Endpoints
 from zmqengine.protocol.codec import control_decoder, encode, read_addressee
 from zmqengine.protocol.messages import ControlReply, ControlRequest
 from zmqengine.worker.intake.control import LONG_REPLIES, ControlHandler
 from zmqengine.worker.telemetry.shared_status import SharedStatus
-from zmqengine.worker.wire.abuse_limiter import AbuseLimiter
 from zmqengine.worker.wire.auth import Guard
 from zmqengine.worker.wire.senders import user_of
 from zmqengine.worker.wire.unread_replies import UnreadReplies
@@ -29,8 +28,6 @@ UNREAD_BYTES_MAX = 1 << 20
 """Maximum bytes of unread long replies of one connection; the first reply may be longer."""
 UNREAD_BYTES_ALL_MAX = 64 << 20
 """Maximum bytes of unread long replies of all connections."""
-WRONG_REQUESTS_MAX = 1000
-"""Invalid requests of one connection in a window of `AbuseLimiter`, which ends it then."""
 FAILURE_WAIT_S = 0.1
 """Seconds before the loop goes on after a failure, whose cause may persist."""
 LOOK_AGAIN_S = 1.0
@@ -70,10 +67,9 @@ class ControlThread:
         self._keep_ctl = keep_ctl
         self._shared_status = shared_status
         self._handler = ControlHandler(shared_status, name, endpoints, guard)
-        self._with_users = guard is not None
+        self._guard = guard
         self._decoder = control_decoder()
         self._replies = UnreadReplies(ctl, bytes_max=UNREAD_BYTES_MAX, all_bytes_max=UNREAD_BYTES_ALL_MAX)
-        self._offenders = AbuseLimiter(WRONG_REQUESTS_MAX)
         self._stop_reader, self._stop_writer = os.pipe()
         self._watched: list[Watched] = [] if guard is None else [guard]
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
@@ -145,7 +141,7 @@ class ControlThread:
             # Keep enough of a message with too many parts to refuse it.
             if len(parts) < 3:
                 parts.append(part)
-        route, user = first.bytes, user_of(first) if self._with_users else ""
+        route, user = first.bytes, user_of(first) if self._guard is not None else ""
         call = read_addressee(parts[1]).call if len(parts) == 2 else 0
         try:
             header, body = encode(self._reply(first, parts, user))
@@ -159,11 +155,9 @@ class ControlThread:
             log.debug("control reply dropped")
 
     def _reply(self, first: zmq.Frame, parts: list[bytes], user: str) -> ControlReply:
-        try:
-            request: ControlRequest = self._decoder.decode(parts)
-        except ZmqEngineError:
-            self._offenders.strike(first)
-            raise
+        request: ControlRequest = self._decoder.decode(parts)
+        if self._guard is not None and not self._guard.is_known(user):
+            raise NotAuthorized("this key was removed")
         if isinstance(request, LONG_REPLIES) and not self._replies.has_room(
             first.bytes, self._handler.long_bytes(request)
         ):

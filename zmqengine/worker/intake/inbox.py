@@ -18,7 +18,7 @@ from zmqengine.worker.intake.commands import REPLAY_BYTES_MAX, CommandHandler
 from zmqengine.worker.intake.sessions import SessionTable
 from zmqengine.worker.requests.images import ImageArrives, Name, SettledImage
 from zmqengine.worker.telemetry.counters import PassReport
-from zmqengine.worker.wire.abuse_limiter import AbuseLimiter
+from zmqengine.worker.wire.refused_topics import RefusedTopics
 from zmqengine.worker.wire.senders import process_of, user_of
 from zmqengine.worker.wire.sockets import Sockets
 from zmqengine.worker.wire.unread_replies import UnreadReplies
@@ -32,11 +32,6 @@ COMMANDS_SECONDS_MAX = 0.015
 MESSAGES_MAX = 1000
 """Maximum messages, and seconds, of each socket in a pass. Unread messages are left for the next pass, so that a flood
 does not delay the batch."""
-WRONG_SUBSCRIPTIONS_MAX = 64
-"""In ten seconds; libzmq keeps every refused topic until its connection ends. A well-behaved front-end may have a few:
-topics of a worker that was restarted, or of a session that was taken over."""
-WRONG_COMMANDS_MAX = 1000
-"""Invalid commands of one connection in a window of `AbuseLimiter`, which ends it then."""
 UNREAD_BYTES_MAX = 1 << 20
 """Maximum bytes of unread long replies of one connection."""
 
@@ -73,8 +68,7 @@ class Inbox:
         self._ready: deque[_Received] = deque()
         self._with_users = context.config.uses_curve
         self._clock = context.clock
-        self._subscription_offenders = AbuseLimiter(WRONG_SUBSCRIPTIONS_MAX)
-        self._command_offenders = AbuseLimiter(WRONG_COMMANDS_MAX)
+        self._refused_topics = RefusedTopics()
         self._out_of_step = False
         self._skipping = False
         self._replies = UnreadReplies(self._cmd, bytes_max=UNREAD_BYTES_MAX)
@@ -134,12 +128,13 @@ class Inbox:
             # No subscription, and no SUB socket sends it. libzmq takes the next subscriber of this round for its
             # sender: until all is read it would grant a session's topic to another front-end.
             self._out_of_step = True
-            self._refuse(frame, topic, strikes=WRONG_SUBSCRIPTIONS_MAX)
+            self._counters.refused_subscriptions += 1
+            self._refused_topics.end(frame)
 
     def _grant(self, frame: zmq.Frame, topic: bytes) -> None:
         if self._out_of_step:
             # The front-end reconnects by itself, and subscribes again.
-            self._subscription_offenders.end(frame)
+            self._refused_topics.end(frame)
             return
         session = self._sessions.subscribed(topic, user_of(frame) if self._with_users else "")
         if session is None:
@@ -151,15 +146,15 @@ class Inbox:
 
     def _withdraw(self, frame: zmq.Frame, topic: bytes, now_s: float) -> None:
         if self._sessions.unsubscribed(topic, now_s) is None:
-            # At the end of a connection libzmq sends this for each of its topics, without a sender: no strike.
-            self._subscription_offenders.strike(frame)
+            # At the end of a connection libzmq sends this for each of its topics, without a sender.
+            self._refused_topics.count(frame)
         elif not self._out_of_step:
             self._out.setsockopt(zmq.UNSUBSCRIBE, topic)
 
-    def _refuse(self, frame: zmq.Frame, topic: bytes, *, strikes: int = 1) -> None:
+    def _refuse(self, frame: zmq.Frame, topic: bytes) -> None:
         self._counters.refused_subscriptions += 1
         log.warning("subscription refused", extra={"topic_bytes": len(topic)})
-        self._subscription_offenders.strike(frame, strikes=strikes)
+        self._refused_topics.count(frame)
 
     # --- cmd -----------------------------------------------------------------------------------------------
 
@@ -192,7 +187,6 @@ class Inbox:
         try:
             command: Command = self._decode(parts)
         except ZmqEngineError as error:
-            self._command_offenders.strike(first)
             self._reject(route, error, read_addressee(parts[1] if len(parts) == 2 else b""))
             return
         if isinstance(command, Resume | Hello) and not self._replies.has_room(route, REPLAY_BYTES_MAX):

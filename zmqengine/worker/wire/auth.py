@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,12 +36,22 @@ def open_guard(config: WorkerConfig, context: zmq.Context[Any]) -> Guard | None:
     return Guard(context, keys, config.authorized_keys, config.operator_keys)
 
 
+def key_check(config: WorkerConfig) -> Callable[[str], bool]:
+    """A function that tells whether the key of a session is still known; for one thread, which is not the guard's."""
+    if config.server_key is None or config.authorized_keys is None:
+        return lambda user: True
+    paths = (config.authorized_keys, config.operator_keys)
+    directories = [KeyDirectory(Path(path)) for path in paths if path is not None]
+    return lambda user: any(directory.has(user.encode()) for directory in directories)
+
+
 class Guard:
     """Guard of a worker's sockets: answers libzmq's question whether a key may connect.
 
     Created before the sockets that it guards are bound. The keys are the `*.key` files of one or two directories,
-    operators' keys among the accepted ones. An added or removed file counts from the next connection on. `User-Id`
-    of a connection's frames is its public key in Z85, which no other peer can have.
+    operators' keys among the accepted ones. An added or removed file counts from the next connection on;
+    sessions of a removed key are ended by the timers. `User-Id` of a connection's frames is its public key in Z85,
+    which no other peer can have.
 
     One thread serves it: `fileno` for its poller, `check` when that is readable.
     """
@@ -83,6 +94,10 @@ class Guard:
                 log.error("the key check failed", exc_info=error)
                 answer = [ZAP_VERSION, (*question, b"", b"")[1], b"500", b"internal error", b"", b""]
             self._socket.send_multipart(answer)
+
+    def is_known(self, user: str) -> bool:
+        """Whether the `User-Id` is still a known key: a connection outlives the file of its key."""
+        return self._is_known(user.encode())
 
     def is_operator(self, user: str) -> bool:
         """Whether the `User-Id` is an operator's key; False without a directory of operators."""

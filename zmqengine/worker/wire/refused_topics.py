@@ -1,4 +1,4 @@
-"""Ends connections that keep sending invalid messages: a refusal costs the worker more than the sender."""
+"""Ends connections on out that go on with refused topics: libzmq keeps these until the connection ends."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import logging
 import socket
 import struct
 import sys
-import time
-from collections.abc import Callable
+from collections import Counter
 
 import zmq
 
@@ -16,47 +15,43 @@ from zmqengine.worker.wire.descriptors import socket_at
 
 log = logging.getLogger("zmqengine.worker")
 
-WINDOW_S = 10.0
-"""Seconds after which strikes are forgotten."""
+REFUSED_MAX = 64
+"""A well-behaved front-end may have a few: topics of an earlier worker, or of a session that was taken over."""
+CONNECTIONS_MAX = 4096
+"""Connections whose topics are counted; then the count begins again."""
 
 
-class AbuseLimiter:
-    """Counts recent invalid messages of each connection, and ends a connection beyond a bound.
+class RefusedTopics:
+    """Counts the refused topics of each connection.
 
     libzmq cannot end a single connection, but it names the descriptor of a message's sender: a shutdown of it ends that
     connection for both sides. The descriptor may belong to another connection by now; where the system knows the peer's
     process (ipc on Linux), that one is spared, elsewhere it reconnects.
     """
 
-    def __init__(self, strikes_max: int, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._strikes_max = strikes_max
-        self._clock = clock
-        self._until_s = 0.0
-        self._strikes: dict[tuple[int, str], int] = {}
-        self.ended = 0
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[int, str]] = Counter()
 
-    def strike(self, frame: zmq.Frame, *, strikes: int = 1) -> bool:
-        """Count an invalid message of this frame's sender; returns whether its connection was ended."""
-        who = _sender(frame)
-        if who is None:
-            return False
-        now_s = self._clock()
-        if now_s >= self._until_s:
-            self._until_s = now_s + WINDOW_S
-            self._strikes.clear()
-        count = self._strikes[who] = self._strikes.get(who, 0) + strikes
-        if count < self._strikes_max:
-            return False
-        del self._strikes[who]
-        return self.end(frame)
+    def count(self, frame: zmq.Frame) -> None:
+        """Count one more of this frame's sender, and end its connection after the last that it may have."""
+        sender = _sender(frame)
+        if sender is None:
+            return
+        if len(self._counts) >= CONNECTIONS_MAX:
+            self._counts.clear()
+        self._counts[sender] += 1
+        if self._counts[sender] >= REFUSED_MAX:
+            del self._counts[sender]
+            self.end(frame)
 
     def end(self, frame: zmq.Frame) -> bool:
         """End the connection of this frame's sender; returns whether there was one."""
-        who = _sender(frame)
-        if who is None or not _shut_down(*who):
+        sender = _sender(frame)
+        if sender is None or not _shut_down(*sender):
             return False
-        self.ended += 1
-        log.warning("connection ended: it kept sending invalid messages", extra={"peer": who[1]})
+        log.warning(
+            "connection ended: it goes on with what is no valid subscription", extra={"peer": sender[1]}
+        )
         return True
 
 
