@@ -95,7 +95,7 @@ sys.exit(server.serve(HttpConfig(port={free_port()})))
 
 @pytest.mark.parametrize("stale", [False, True])
 def test_a_person_without_a_worker_hears_of_it_at_once(short_directory: str, stale: bool) -> None:
-    """While the client waits for one to start; also where a dead worker left its socket."""
+    """Where nothing runs the command ends; it waits where a dead worker left its socket, as one that starts does."""
     if stale:
         folder = Path(short_directory) / "mine"
         folder.mkdir(parents=True)
@@ -103,9 +103,13 @@ def test_a_person_without_a_worker_hears_of_it_at_once(short_directory: str, sta
             dead.bind(str(folder / "ctl"))
     terminal = Terminal([*COMMAND, "generate", "-w", "mine", "Once"], {"ZMQENGINE_DIR": short_directory})
     try:
-        end = terminal.wait_for("`zmqengine worker --name mine` starts it")
-        # The client's own patience is ten seconds: it has not ended.
-        assert terminal.process.poll() is None
+        if stale:
+            end = terminal.wait_for("waiting for the worker")
+            # The client's own patience is ten seconds: it has not ended.
+            assert terminal.process.poll() is None
+        else:
+            end = terminal.wait_for("start one with `zmqengine worker --name mine`")
+            assert terminal.process.wait(60) == 1
         assert "Traceback" not in terminal.shown[:end]
     finally:
         ended(terminal)

@@ -200,7 +200,6 @@ def test_tokenize_checks_what_a_chat_checks(front: Front) -> None:
     """The same messages, tools and template variables, with the same refusals."""
     bad: list[tuple[dict[str, Any], str]] = [
         ({"messages": [USER], "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
-        ({"messages": [USER], "tools": [{"function": {"name": "f"}}]}, "tools"),
         (
             {"messages": [USER, {"role": "assistant", "tool_calls": [{"id": "a"}]}]},
             "messages[1].tool_calls[0].function",

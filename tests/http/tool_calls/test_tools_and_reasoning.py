@@ -153,14 +153,15 @@ def test_tools_go_to_the_template_and_arguments_come_as_objects(model: Model, fr
     assert "tool: two" in prompt
 
 
-def test_a_model_without_tools_refuses_them_by_name() -> None:
-    """A template that takes no tools would ignore them in silence."""
+def test_a_model_without_tools_refuses_calls_that_are_forced() -> None:
+    """A template that takes no tools cannot tell the model of one; without force they are left out, and named."""
     template = TOOLS_TEMPLATE.split("{% endif %}", 1)[1]
     client = ScriptedClient(lambda prompt: "x", template=template)
     with serving(HttpConfig(), lambda *_: client) as front:  # type: ignore[arg-type]
-        reply = post(front, "/v1/chat/completions", chat(tools=TOOLS))
+        reply = post(front, "/v1/chat/completions", chat(tools=TOOLS, tool_choice="required"))
         assert (reply.status, reply.error["param"]) == (400, "tools")
         assert post(front, "/v1/chat/completions", chat(tools=TOOLS, tool_choice="none")).status == 200
+        assert post(front, "/v1/chat/completions", chat(tools=TOOLS)).headers["x-ignored-fields"] == "tools"
 
 
 def test_chunks_of_many_tokens_make_the_same_answer() -> None:
