@@ -6,10 +6,10 @@ import json
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from zmqengine_http.call_grammars.lark import GrammarRules, OfferedFunction, alternation
 from zmqengine_http.call_grammars.schema_keywords import unenforced_keywords
+from zmqengine_http.tool_calls.layout import LiteralStyle
 from zmqengine_http.tool_calls.schema_types import Schema, resolved, types_of, values_of
 
 ALL_TYPES = ("string", "number", "boolean", "null", "array", "object")
@@ -26,22 +26,6 @@ _ANNOTATIONS = frozenset(
 )
 DEPTH_MAX = 32
 ANY_DEPTH = 2
-
-
-class LiteralStyle(NamedTuple):
-    """The literals of a language: `quote` delimits strings, empty for JSON strings; `bare_keys` need no
-    quotes."""
-
-    words: Mapping[object, str]
-    comma: str
-    colon: str
-    quote: str = ""
-    bare_keys: bool = False
-
-
-PYTHON = LiteralStyle({True: "True", False: "False", None: "None"}, ", ", ": ")
-GEMMA = LiteralStyle({True: "true", False: "false", None: "null"}, ",", ":", '<|"|>', bare_keys=True)
-FUNCTION_GEMMA = GEMMA._replace(quote="<escape>")
 
 
 class LiteralValues:

@@ -169,7 +169,7 @@ def _with_own_tools(messages: Messages, tools: Sequence[Mapping[str, object]]) -
 
 def _with_written_calls(message: Message, markers: Markers) -> Message:
     calls = _calls_of(message)
-    if not calls or markers.calls is None or markers.calls.write is None:
+    if not calls or markers.calls is None or not markers.calls.layouts:
         return message
     text = markers.calls.write(
         [

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from zmqengine_http.tool_calls.json_arguments import ArgumentsParser, JsonArguments
+from zmqengine_http.tool_calls.layout import Layout, chosen, write_calls
 from zmqengine_http.tool_calls.lenient_json import Malformed
 
 Schemas = Mapping[str, Mapping[str, object]]
@@ -41,7 +42,8 @@ class CallFormat(NamedTuple):
     where `start` was left out; without one, such a call begins a line, if `loose`. One of `follows`, if any, comes
     behind the header of a call.
 
-    `write` renders calls, markers included, for chat templates that cannot. `written_id` is the form of the ids that
+    `layouts` say how the family's templates write calls, and so how they are constrained, if `constrained`: not
+    where too little is known of what stands around them. `written_id` is the form of the ids that
     the model writes, of the function's `name` and the call's `index` in the conversation; empty if it writes none.
     """
 
@@ -52,7 +54,6 @@ class CallFormat(NamedTuple):
     read: Callable[[Mapping[str, object], str], ArgumentsParser] | None = _read_json
     parse: Callable[[str, Schemas], list[ParsedCall]] | None = None
     bare: bool = False
-    write: Callable[[Sequence[ParsedCall]], str] | None = None
     written_id: str = ""
     name: str = ""
     blocks: tuple[tuple[str, str], ...] = ()
@@ -62,6 +63,15 @@ class CallFormat(NamedTuple):
     loose: bool = False
     follows: tuple[str, ...] = ()
     call_end: str = ""
+    layouts: tuple[Layout, ...] = ()
+    constrained: bool = True
+
+    def write(self, calls: Sequence[ParsedCall], template: str = "") -> str:
+        """Calls, markers included, for chat templates that cannot write them; an empty text without a layout."""
+        if not self.layouts:
+            return ""
+        layout = chosen(self.layouts, lambda text: text in template)[0]
+        return f"{self.start}{write_calls(layout, calls)}"
 
     def may_begin(self, text: str, names: Collection[str] | None) -> bool:
         """Whether a call of one of the names, or of any, may begin with this text and go on in the text to come."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Sequence
 
 from zmqengine_http.tool_calls.call_format import (
     CallFormat,
@@ -14,6 +12,7 @@ from zmqengine_http.tool_calls.call_format import (
     nonempty,
     skip,
 )
+from zmqengine_http.tool_calls.layout import Layout
 from zmqengine_http.tool_calls.lenient_json import Malformed, read_value, read_whole
 
 # DeepSeek's markers contain a fullwidth bar, and a lower block for a space.
@@ -88,78 +87,112 @@ _JSON_SHAPES = ('{"name": "NAME",', '{"tool_name": "NAME",', '{"tool_call_id":')
 _WHOLE_JSON = ("{",)
 
 
-def _json(start: str, end: str = "") -> CallFormat:
+def _listed(call: str, end: str) -> Layout:
+    """A bracketed list of calls, on one line or on one line each."""
+    return Layout(call, before="[«space»", between=",«space»", after=f"«space»]{end}")
+
+
+_CALL = '{"name": "«name»", "arguments": «arguments»}'
+_PARAMETERS = '{"name": "«name»", "parameters": «arguments»}'
+_COHERE_CALL = '{"tool_call_id": "«number»", "tool_name": "«name»", "parameters": «arguments»}'
+
+
+def _json(start: str, end: str, *layouts: Layout) -> CallFormat:
     return CallFormat(
         start, end, _JSON_HEADER, _JSON_TAIL, parse=parse_json,
-        shapes=_JSON_SHAPES, wholes=_WHOLE_JSON, loose=True,
+        shapes=_JSON_SHAPES, wholes=_WHOLE_JSON, loose=True, layouts=layouts,
     )  # fmt: skip
 
 
-def _write_each(calls: Sequence[ParsedCall]) -> str:
-    return "\n".join(
-        f"<tool_call>\n{json.dumps(_named(call), ensure_ascii=False)}\n</tool_call>" for call in calls
-    )
+def _one_each(start: str, end: str) -> CallFormat:
+    """A format in which each call has its own markers, on lines of their own."""
+    layout = Layout(_CALL, before="\n", between=f"\n{end}\n{start}\n", after=f"\n{end}")
+    return _json(start, end, layout)
 
 
-def _write_list(start: str, end: str = "") -> CallFormat:
-    def write(calls: Sequence[ParsedCall]) -> str:
-        return f"{start}{json.dumps([_named(call) for call in calls], ensure_ascii=False)}{end}"
-
-    return _json(start, end)._replace(write=write)
-
-
-def _named(call: ParsedCall) -> dict[str, object]:
-    return {"name": call.name, "arguments": call.arguments}
-
+_KIMI_MARKS = ("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>")
+_BEGIN, _END, _SEPARATOR = (
+    f"<{BAR}tool{GAP}{word}{BAR}>" for word in (f"call{GAP}begin", f"call{GAP}end", "sep")
+)
+_DEEPSEEK_END = f"<{BAR}tool{GAP}calls{GAP}end{BAR}>"
+_DEEPSEEK_MARKS = (_BEGIN, _END, _SEPARATOR)
 
 JSON_FORMATS: dict[str, CallFormat] = {
-    "json_tools": _json("<tool_call>", "</tool_call>")._replace(write=_write_each),
-    # Jamba, MiniMax M1, Hunyuan A13B, Apriel.
-    "json_list": _json("<tool_calls>", "</tool_calls>"),
-    "longcat": _json("<longcat_tool_call>", "</longcat_tool_call>"),
-    "nemotron": _json("<TOOLCALL>", "</TOOLCALL>"),
-    "phi4_mini": _write_list("<|tool_call|>", "<|/tool_call|>"),
-    "granite": _write_list("<|tool_call|>"),
-    "internlm2": _json("<|action_start|><|plugin|>", "<|action_end|>"),
-    "gigachat3": _json("<|function_call|>"),
-    "cohere": _json("<|START_ACTION|>", "<|END_ACTION|>"),
-    "apertus": CallFormat(
-        "<|tools_prefix|>", "<|tools_suffix|>", _KEYED_HEADER, re.compile(r"\s*\}"), shapes=('{"NAME": {',)
+    "json_tools": _one_each("<tool_call>", "</tool_call>"),
+    # Jamba, Hunyuan A13B, Apriel; MiniMax M1 has each call on a line of its own.
+    "json_list": _json(
+        "<tool_calls>", "</tool_calls>",
+        _listed(_CALL, "</tool_calls>"), Layout(_CALL, before="\n", between="\n", after="\n</tool_calls>"),
     ),
-    "functionary": CallFormat("<function=", "</function>", _NAMED_HEADER, shapes=("NAME>{",)),
+    "longcat": _one_each("<longcat_tool_call>", "</longcat_tool_call>"),
+    "nemotron": _json("<TOOLCALL>", "</TOOLCALL>", _listed(_CALL, "</TOOLCALL>")),
+    "phi4_mini": _json("<|tool_call|>", "<|/tool_call|>", _listed(_CALL, "<|/tool_call|>")),
+    "granite": _json("<|tool_call|>", "", _listed(_CALL, "")),
+    "internlm2": _json(
+        "<|action_start|><|plugin|>", "<|action_end|>",
+        Layout(_CALL, before="\n", between="<|action_end|><|action_start|><|plugin|>\n", after="<|action_end|>"),
+    ),
+    "gigachat3": _json("<|function_call|>", "", Layout(_CALL, several=False)),
+    "cohere": _json("<|START_ACTION|>", "<|END_ACTION|>", _listed(_COHERE_CALL, "<|END_ACTION|>")),
+    # Without its marker a call cannot be told from an answer in JSON.
+    "apertus": CallFormat(
+        "<|tools_prefix|>", "<|tools_suffix|>", _KEYED_HEADER, re.compile(r"\s*\}"), shapes=('{"NAME": {',),
+        layouts=(_listed('{"«name»": «arguments»}', "<|tools_suffix|>"),),
+    ),
+    "functionary": CallFormat(
+        "<function=", "</function>", _NAMED_HEADER, shapes=("NAME>{",), constrained=False,
+        layouts=(Layout("«name»>«arguments»", between="</function>\n<function=", after="</function>"),),
+    ),
     "solar_open": CallFormat(
         "<|tool_calls|>", "<|calls|>", _SOLAR_HEADER, re.compile(r"\s*<\|tool_call:end\|>"),
-        shapes=("<|tool_call:begin|>",), opener="<|tool_call:begin|>",
+        shapes=("<|tool_call:begin|>",), opener="<|tool_call:begin|>", constrained=False,
+        layouts=(
+            Layout(
+                "<|tool_call:begin|>«number»<|tool_call:name|>«name»<|tool_call:args|>«arguments»<|tool_call:end|>",
+                after="<|calls|>",
+            ),
+        ),
     ),
     "mistral": CallFormat(
         "[TOOL_CALLS]", "", _MISTRAL_START, _MISTRAL_TAIL, parse=parse_json, written_id="{index:09}",
         shapes=("NAME[ARGS]", "NAME[CALL_ID]", "NAME{", *_JSON_SHAPES), wholes=_WHOLE_JSON, loose=True,
+        layouts=(
+            Layout("«name»[ARGS]«arguments»", between="[TOOL_CALLS]", markers=("[ARGS]",), when="[ARGS]"),
+            Layout(_CALL, before="[", between=", ", after="]"),
+            Layout(_CALL, before=" [", between=", ", after="]"),
+        ),
     ),
-    "llama3_json": _json("<|python_tag|>")._replace(bare=True),
+    "llama3_json": _json("<|python_tag|>", "", Layout(_PARAMETERS, between="; "))._replace(bare=True),
     "llama4_json": CallFormat(
-        "<|python_start|>",
-        "",
-        _LLAMA4_HEADER,
-        re.compile(r"\s*\}\s*(?:<\|python_end\|>)?"),
-        parse=parse_llama4,
-        bare=True,
-        shapes=_JSON_SHAPES,
-        wholes=(*_WHOLE_JSON, "<|python_end|>"),
-        loose=True,
+        "<|python_start|>", "", _LLAMA4_HEADER, re.compile(r"\s*\}\s*(?:<\|python_end\|>)?"),
+        parse=parse_llama4, bare=True, shapes=_JSON_SHAPES, wholes=(*_WHOLE_JSON, "<|python_end|>"), loose=True,
+        layouts=(Layout(_PARAMETERS),),
     ),
     "kimi_k2": CallFormat(
         "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", _KIMI_HEADER, _KIMI_TAIL,
         written_id="functions.{name}:{index}",
         # Some outputs have the singular.
         blocks=(("<|tool_call_section_begin|>", "<|tool_call_section_end|>"),),
-        shapes=("<|tool_call_begin|>functions.NAME", "<|tool_call_begin|>NAME"), opener="<|tool_call_begin|>",
+        shapes=("<|tool_call_begin|>functions.NAME:", "<|tool_call_begin|>NAME:", "<|tool_call_begin|>NAME<|"),
+        opener="<|tool_call_begin|>",
+        layouts=(
+            Layout(
+                "<|tool_call_begin|>functions.«name»:«number»<|tool_call_argument_begin|>«arguments»<|tool_call_end|>",
+                after="<|tool_calls_section_end|>", markers=_KIMI_MARKS,
+            ),
+        ),
     ),
     "deepseek_v3": CallFormat(
-        f"<{BAR}tool{GAP}calls{GAP}begin{BAR}>",
-        f"<{BAR}tool{GAP}calls{GAP}end{BAR}>",
-        _DEEPSEEK_HEADER,
-        _DEEPSEEK_TAIL,
-        shapes=(f"<{BAR}tool{GAP}call{GAP}begin{BAR}>",),
-        opener=f"<{BAR}tool{GAP}call{GAP}begin{BAR}>",
+        f"<{BAR}tool{GAP}calls{GAP}begin{BAR}>", _DEEPSEEK_END, _DEEPSEEK_HEADER, _DEEPSEEK_TAIL,
+        shapes=(f"{_BEGIN}function{_SEPARATOR}NAME", f"{_BEGIN}NAME{_SEPARATOR}"), opener=_BEGIN,
+        layouts=(
+            Layout(
+                f"{_BEGIN}function{_SEPARATOR}«name»\n```json\n«arguments»\n```{_END}",
+                between="\n", after=_DEEPSEEK_END, markers=_DEEPSEEK_MARKS, when="```json",
+            ),
+            Layout(
+                f"{_BEGIN}«name»{_SEPARATOR}«arguments»{_END}", after=_DEEPSEEK_END, markers=_DEEPSEEK_MARKS
+            ),
+        ),
     ),
 }  # fmt: skip

@@ -50,6 +50,7 @@ class MarkerSplitter:
         self._end = ""
         self._unmarked = False
         self._orphan_end = False
+        self._final = False
         self._trim_newlines = reasoning_open
         self._at_start = not reasoning_open
         self._edges = ContentEdges(markers.think_end)
@@ -73,6 +74,11 @@ class MarkerSplitter:
 
     def finish(self) -> list[Delta]:
         """Parse the end of the output; returns the remaining deltas."""
+        self._final = True
+        deltas = self.feed("") if self._state != "call" else []
+        return deltas + self._finish_held()
+
+    def _finish_held(self) -> list[Delta]:
         if self._state == "call" and self._streamed:
             return self._finish_streamed()
         held = self._inside_call() if self._state == "call" else self._held
@@ -125,7 +131,7 @@ class MarkerSplitter:
             return self._skip_orphan_end()
         if kind == "content" and self._format and self._format.loose and self._lines.at_start:
             begins = self._begins_named_call(self._held)
-            if begins is None:
+            if begins is None and not self._final:
                 return False
             if begins:
                 self._begin("", unmarked=True)
@@ -136,6 +142,10 @@ class MarkerSplitter:
             keep = max((overlap(self._held, each) for each in sought), default=0)
             self._emit(deltas, kind, len(self._held) - keep)
             return False
+        if marker == self._markers.think_start and kind == "content" and self._held[:place].strip():
+            # The content begins before the marker, which so is a mention of it.
+            self._emit(deltas, kind, place)
+            return True
         self._emit(deltas, kind, place)
         if marker in self._starts:
             return self._advance_start(deltas, kind, marker)
@@ -159,7 +169,7 @@ class MarkerSplitter:
             begins = self._format.may_begin(inside, None)
             if begins and not inside.strip() and len(inside) < HEADER_CHARS_MAX:
                 begins = None
-        if begins is None:
+        if begins is None and not self._final:
             return False
         if begins:
             self._begin("" if unmarked else marker, unmarked=unmarked)
@@ -179,6 +189,7 @@ class MarkerSplitter:
         if header is None:
             may = bool(text.strip()) or len(text) < HEADER_CHARS_MAX
             may = may and len(text) < HEADER_CHARS_MAX and format_.may_begin(text, self._schemas)
+            may = may and not (self._markers.think_end and self._markers.think_end in text)
             return None if may else False
         if next(group for group in header.groups() if group) not in self._schemas:
             return False
@@ -201,13 +212,15 @@ class MarkerSplitter:
     def _skip_orphan_end(self) -> bool:
         """Drop the end marker behind a call that had no start marker; False if more text is needed."""
         assert self._format
-        text = self._held.lstrip()
+        # Calls may stand in a list, whose bracket closes behind the last.
+        text = self._held.lstrip(_BETWEEN + "]")
         ends = [end for end in (self._format.end, *(end for _, end in self._format.blocks)) if end]
-        found = next((end for end in ends if text.startswith(end)), None)
-        if found is not None:
-            self._held = text[len(found) :]
-        elif len(self._held) < HEADER_CHARS_MAX and any(end.startswith(text) for end in ends):
+        found = next((end for end in ends if text.startswith(end)), "")
+        undecided = not text or (not found and any(end.startswith(text) for end in ends))
+        if undecided and not self._final and len(self._held) < HEADER_CHARS_MAX:
             return False
+        if found or "]" in self._held[: len(self._held) - len(text)]:
+            self._held = text[len(found) :]
         self._orphan_end = False
         self._trim_newlines = True
         return True

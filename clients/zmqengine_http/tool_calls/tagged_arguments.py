@@ -236,7 +236,10 @@ class ValueText:
             if closing is None:
                 return self._cut(text, found.start())
             if closing >= 0:
-                return text[: found.start()], True, text[closing:]
+                value = text[: found.start()]
+                # Without its closing tag, a value ends before the line of the next one.
+                missing = closing == found.start() and not self.padded
+                return value.removesuffix("\n") if missing else value, True, text[closing:]
             at = found.start() + 1
 
     def _cut(self, text: str, end: int) -> tuple[str, bool, str]:

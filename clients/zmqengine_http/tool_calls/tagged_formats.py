@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from zmqengine_http.tool_calls.call_format import CallFormat
 from zmqengine_http.tool_calls.json_arguments import ArgumentsParser
 from zmqengine_http.tool_calls.json_formats import BAR, parse_json
+from zmqengine_http.tool_calls.layout import Layout
 from zmqengine_http.tool_calls.nested_tags import MARK, parse_nested
 from zmqengine_http.tool_calls.tagged_arguments import TaggedArguments, Tags
 
@@ -104,22 +105,66 @@ _DSML_BLOCKS = tuple(
 )
 
 
+def _function_tags(start: str, end: str, padding: str, tags: Tags) -> CallFormat:
+    """Tags of a function and its parameters, a block for each call, with `padding` around values."""
+    layout = Layout(
+        "<function=«name»>\n«arguments»</function>\n",
+        before="\n", between=f"{end}\n{start}\n", after=end,
+        argument=f"<parameter=«key»>{padding}", closing=f"{padding}</parameter>", behind="\n",
+    )  # fmt: skip
+    return _named(_tagged(start, end, tags), *_FUNCTIONS)._replace(layouts=(layout,))
+
+
+def _invoke_tags(start: str, end: str, prefix: str, tags: Tags, *, typed: bool = False) -> CallFormat:
+    """Tags of an invoke and its parameters, a block for all calls."""
+    stated = ' string="«string»"' if typed else ""
+    layout = Layout(
+        f'<{prefix}invoke name="«name»">\n«arguments»</{prefix}invoke>\n', before="\n", after=end,
+        argument=f'<{prefix}parameter name="«key»"{stated}>', closing=f"</{prefix}parameter>", behind="\n",
+        typed=typed,
+    )  # fmt: skip
+    openers = _INVOKES if not prefix else (f"<{prefix}invoke name=",)
+    return _named(_tagged(start, end, tags), *openers)._replace(layouts=(layout,))
+
+
 def _dsml(block: int) -> CallFormat:
     """The format of one version, which reads the blocks of the other too."""
-    format_ = _tagged(*_DSML_BLOCKS[block], _DSML)._replace(blocks=_DSML_BLOCKS)
-    return _named(format_, f"<{BAR}DSML{BAR}invoke name=")
+    return _invoke_tags(*_DSML_BLOCKS[block], f"{BAR}DSML{BAR}", _DSML, typed=True)._replace(
+        blocks=_DSML_BLOCKS
+    )
 
 
+# Only some models of the family write line breaks between the tags.
+_GLM_LAYOUT = Layout(
+    "«name»«line»«arguments»", between="</tool_call>«line»<tool_call>", after="</tool_call>",
+    argument="<arg_key>«key»</arg_key>«line»<arg_value>", closing="</arg_value>", behind="«line»",
+    markers=("<arg_key>", "</arg_key>", "<arg_value>"),
+)  # fmt: skip
 _GLM_CALL = _tagged("<tool_call>", "</tool_call>", _GLM, header=_GLM_HEADER)._replace(
-    parse=parse_json, shapes=("NAME<",), wholes=("{",), loose=True
+    parse=parse_json, shapes=("NAME<",), wholes=("{",), loose=True, layouts=(_GLM_LAYOUT,)
 )
+_HUNYUAN_LAYOUT = Layout(
+    "<tool_call:opensource>«name»<tool_sep:opensource>\n«arguments»</tool_call:opensource>\n",
+    before="\n", after="</tool_calls:opensource>",
+    argument="<arg_key:opensource>«key»</arg_key:opensource>\n<arg_value:opensource>",
+    closing="</arg_value:opensource>", behind="\n",
+)  # fmt: skip
+_KIMI_LAYOUT = Layout(
+    '<|open|>call tool="«name»" index="«number»"<|sep|>«arguments»<|close|>call<|sep|>',
+    after="<|close|>tools<|sep|>",
+    argument='<|open|>argument key="«key»"<|sep|>', closing="<|close|>argument<|sep|>",
+)  # fmt: skip
+_MINICPM_LAYOUT = Layout(
+    '"«name»">«arguments»', between="</function>\n<function name=", after="</function>",
+    argument='<param name="«key»">', closing="</param>",
+)  # fmt: skip
 
 TAGGED_FORMATS: dict[str, CallFormat] = {
-    "qwen3_coder": _named(
-        _tagged("<tool_call>", "</tool_call>", _XML._replace(padded=True)), *_FUNCTIONS
-    )._replace(parse=parse_json, wholes=("{",)),
-    "seed_oss": _named(_tagged("<seed:tool_call>", "</seed:tool_call>"), *_FUNCTIONS),
-    "minimax_m2": _named(_tagged("<minimax:tool_call>", "</minimax:tool_call>"), *_INVOKES),
+    "qwen3_coder": _function_tags("<tool_call>", "</tool_call>", "\n", _XML._replace(padded=True))._replace(
+        parse=parse_json, wholes=("{",)
+    ),
+    "seed_oss": _function_tags("<seed:tool_call>", "</seed:tool_call>", "", _XML),
+    "minimax_m2": _invoke_tags("<minimax:tool_call>", "</minimax:tool_call>", "", _XML),
     # Not streamed: tags are nested.
     "minimax_m3": CallFormat(
         f"{MARK}<tool_call>",
@@ -130,14 +175,16 @@ TAGGED_FORMATS: dict[str, CallFormat] = {
         shapes=(f"{MARK}<invoke name=NAME>",),
         opener=f"{MARK}<invoke name=",
         call_end=f"{MARK}</invoke>",
+        constrained=False,
     ),
     "deepseek_v32": _dsml(0),
     "deepseek_v4": _dsml(1),
-    "muse_spark": _named(
-        _tagged("<atem:function_calls>", "</atem:function_calls>", _ATEM), "<atem:invoke name="
+    # Its calls stand in messages with an address.
+    "muse_spark": _invoke_tags("<atem:function_calls>", "</atem:function_calls>", "atem:", _ATEM)._replace(
+        constrained=False
     ),
     "minicpm5": _tagged("<function name=", "</function>", _MINICPM, header=_MINICPM_HEADER)._replace(
-        shapes=("NAME>",)
+        shapes=("NAME>",), constrained=False, layouts=(_MINICPM_LAYOUT,)
     ),
     "glm47": _GLM_CALL,
     "laguna": _GLM_CALL,
@@ -147,8 +194,13 @@ TAGGED_FORMATS: dict[str, CallFormat] = {
         blocks=(("<tool_calls>", "</tool_calls>"),),
         shapes=("<tool_call:opensource>NAME<tool_sep", "<tool_call>NAME<tool_sep"),
         opener="<tool_call:opensource>",
+        constrained=False,
+        layouts=(_HUNYUAN_LAYOUT,),
     ),
     "kimi_k3": _tagged("<|open|>tools<|sep|>", "<|close|>tools<|sep|>", _KIMI, header=_KIMI_HEADER)._replace(
-        shapes=('<|open|>call tool="NAME"',), opener='<|open|>call tool="'
+        shapes=('<|open|>call tool="NAME',),
+        opener='<|open|>call tool="',
+        constrained=False,
+        layouts=(_KIMI_LAYOUT,),
     ),
 }

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from zmqengine_http.tool_calls.call_format import CallFormat, ParsedCall
+from zmqengine_http.tool_calls.call_format import CallFormat
 from zmqengine_http.tool_calls.json_arguments import ArgumentsParser, JsonArguments
+from zmqengine_http.tool_calls.layout import FUNCTION_GEMMA, GEMMA, PYTHON, Layout, LiteralStyle
 
 _GEMMA_HEADER = re.compile(r"\s*call:([\w.-]+)\s*(?=\{)")
 _PYTHON_HEADER = re.compile(r"\s*(?:\[\s*)?([A-Za-z_][\w.]*)\s*\(")
@@ -21,37 +21,27 @@ def _read_escaped(parameters: Mapping[str, object], end: str) -> ArgumentsParser
     return JsonArguments(quote="<escape>")
 
 
-def _write_python(calls: Sequence[ParsedCall]) -> str:
-    each = (
-        f"{call.name}({', '.join(f'{name}={_python(value)}' for name, value in call.arguments.items())})"
-        for call in calls
-    )
-    return f"<|tool_call_start|>[{', '.join(each)}]<|tool_call_end|>"
+def _gemma(start: str, end: str, style: LiteralStyle) -> CallFormat:
+    layout = Layout("call:«name»{«arguments»}", between=f"{end}{start}", after=end, style=style)
+    return CallFormat(
+        start, end, _GEMMA_HEADER, shapes=("call:NAME{",), opener="call:",
+        layouts=(layout._replace(markers=(style.quote,)),),
+    )  # fmt: skip
 
 
-def _python(value: object) -> str:
-    """A value as a Python literal, its strings in JSON's double quotes."""
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{_python(key)}: {_python(item)}' for key, item in value.items())}}}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_python, value))}]"
-    return repr(value)
-
-
+_PYTHON_CALL = "«name»(«arguments»)"
 VALUE_FORMATS: dict[str, CallFormat] = {
-    "gemma4": CallFormat("<|tool_call>", "<tool_call|>", _GEMMA_HEADER, shapes=("call:NAME{",), opener="call:"),
-    "function_gemma": CallFormat(
-        "<start_function_call>", "<end_function_call>", _GEMMA_HEADER, read=_read_escaped,
-        shapes=("call:NAME{",), opener="call:",
+    "gemma4": _gemma("<|tool_call>", "<tool_call|>", GEMMA),
+    "function_gemma": _gemma("<start_function_call>", "<end_function_call>", FUNCTION_GEMMA)._replace(
+        read=_read_escaped
     ),
     "pythonic": CallFormat(
-        "<|tool_call_start|>", "<|tool_call_end|>", _PYTHON_HEADER, read=_read_python, write=_write_python,
-        shapes=("NAME(",), opener="[",
+        "<|tool_call_start|>", "<|tool_call_end|>", _PYTHON_HEADER, read=_read_python, shapes=("NAME(",), opener="[",
+        layouts=(Layout(_PYTHON_CALL, before="[", between=", ", after="]<|tool_call_end|>", style=PYTHON),),
     ),
     # A line of prose or code looks like a call without its markers.
     "olmo3": CallFormat(
-        "<function_calls>", "</function_calls>", _PYTHON_HEADER, read=_read_python, shapes=("NAME(",)
+        "<function_calls>", "</function_calls>", _PYTHON_HEADER, read=_read_python, shapes=("NAME(",),
+        layouts=(Layout(_PYTHON_CALL, between="\n", after="</function_calls>", style=PYTHON),),
     ),
 }  # fmt: skip

@@ -335,7 +335,9 @@ def test_a_format_without_a_grammar_is_named() -> None:
     family.model.markers = family.model.markers._replace(calls=None)
     with pytest.raises(ApiError, match="does not know"):
         family.hold()
-    family.model.markers = family.model.markers._replace(calls=FORMATS["mistral"]._replace(name="new"))
+    family.model.markers = family.model.markers._replace(
+        calls=FORMATS["mistral"]._replace(name="new", constrained=False)
+    )
     with pytest.raises(ApiError, match="'new', which cannot be constrained"):
         family.hold()
 
