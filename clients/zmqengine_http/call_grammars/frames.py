@@ -11,7 +11,7 @@ from zmqengine_http.call_grammars.literal_values import LiteralValues, object_me
 from zmqengine_http.call_grammars.tagged_values import members, tagged_json, tagged_text
 from zmqengine_http.serving.errors import bad_field
 from zmqengine_http.tool_calls.call_format import CallFormat
-from zmqengine_http.tool_calls.layout import PLACE, Layout, LiteralStyle, chosen
+from zmqengine_http.tool_calls.call_layout import PLACE, CallLayout, LiteralStyle, chosen
 from zmqengine_http.tool_calls.markers import FORMATS
 from zmqengine_http.tool_calls.schema_types import resolved, types_of
 
@@ -44,7 +44,7 @@ def frame(rules: GrammarRules, calls: OfferedCalls) -> str | None:
 class _Frame:
     """Writes the rules of one layout."""
 
-    def __init__(self, rules: GrammarRules, format_: CallFormat, layout: Layout) -> None:
+    def __init__(self, rules: GrammarRules, format_: CallFormat, layout: CallLayout) -> None:
         self._rules = rules
         self._layout = layout
         markers = sorted(

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
+from zmqengine_http.tool_calls.call_layout import CallLayout, chosen, write_calls
 from zmqengine_http.tool_calls.json_arguments import ArgumentsParser, JsonArguments
-from zmqengine_http.tool_calls.layout import Layout, chosen, write_calls
 from zmqengine_http.tool_calls.lenient_json import Malformed
 
 Schemas = Mapping[str, Mapping[str, object]]
@@ -63,7 +63,7 @@ class CallFormat(NamedTuple):
     loose: bool = False
     follows: tuple[str, ...] = ()
     call_end: str = ""
-    layouts: tuple[Layout, ...] = ()
+    layouts: tuple[CallLayout, ...] = ()
     constrained: bool = True
 
     def write(self, calls: Sequence[ParsedCall], template: str = "") -> str:

@@ -12,7 +12,7 @@ from zmqengine_http.tool_calls.call_format import (
     nonempty,
     skip,
 )
-from zmqengine_http.tool_calls.layout import Layout
+from zmqengine_http.tool_calls.call_layout import CallLayout
 from zmqengine_http.tool_calls.lenient_json import Malformed, read_value, read_whole
 
 # DeepSeek's markers contain a fullwidth bar, and a lower block for a space.
@@ -87,9 +87,9 @@ _JSON_SHAPES = ('{"name": "NAME",', '{"tool_name": "NAME",', '{"tool_call_id":')
 _WHOLE_JSON = ("{",)
 
 
-def _listed(call: str, end: str) -> Layout:
+def _listed(call: str, end: str) -> CallLayout:
     """A bracketed list of calls, on one line or on one line each."""
-    return Layout(call, before="[«space»", between=",«space»", after=f"«space»]{end}")
+    return CallLayout(call, before="[«space»", between=",«space»", after=f"«space»]{end}")
 
 
 _CALL = '{"name": "«name»", "arguments": «arguments»}'
@@ -97,7 +97,7 @@ _PARAMETERS = '{"name": "«name»", "parameters": «arguments»}'
 _COHERE_CALL = '{"tool_call_id": "«number»", "tool_name": "«name»", "parameters": «arguments»}'
 
 
-def _json(start: str, end: str, *layouts: Layout) -> CallFormat:
+def _json(start: str, end: str, *layouts: CallLayout) -> CallFormat:
     return CallFormat(
         start, end, _JSON_HEADER, _JSON_TAIL, parse=parse_json,
         shapes=_JSON_SHAPES, wholes=_WHOLE_JSON, loose=True, layouts=layouts,
@@ -106,7 +106,7 @@ def _json(start: str, end: str, *layouts: Layout) -> CallFormat:
 
 def _one_each(start: str, end: str) -> CallFormat:
     """A format in which each call has its own markers, on lines of their own."""
-    layout = Layout(_CALL, before="\n", between=f"\n{end}\n{start}\n", after=f"\n{end}")
+    layout = CallLayout(_CALL, before="\n", between=f"\n{end}\n{start}\n", after=f"\n{end}")
     return _json(start, end, layout)
 
 
@@ -122,7 +122,7 @@ JSON_FORMATS: dict[str, CallFormat] = {
     # Jamba, Hunyuan A13B, Apriel; MiniMax M1 has each call on a line of its own.
     "json_list": _json(
         "<tool_calls>", "</tool_calls>",
-        _listed(_CALL, "</tool_calls>"), Layout(_CALL, before="\n", between="\n", after="\n</tool_calls>"),
+        _listed(_CALL, "</tool_calls>"), CallLayout(_CALL, before="\n", between="\n", after="\n</tool_calls>"),
     ),
     "longcat": _one_each("<longcat_tool_call>", "</longcat_tool_call>"),
     "nemotron": _json("<TOOLCALL>", "</TOOLCALL>", _listed(_CALL, "</TOOLCALL>")),
@@ -130,9 +130,9 @@ JSON_FORMATS: dict[str, CallFormat] = {
     "granite": _json("<|tool_call|>", "", _listed(_CALL, "")),
     "internlm2": _json(
         "<|action_start|><|plugin|>", "<|action_end|>",
-        Layout(_CALL, before="\n", between="<|action_end|><|action_start|><|plugin|>\n", after="<|action_end|>"),
+        CallLayout(_CALL, before="\n", between="<|action_end|><|action_start|><|plugin|>\n", after="<|action_end|>"),
     ),
-    "gigachat3": _json("<|function_call|>", "", Layout(_CALL, several=False)),
+    "gigachat3": _json("<|function_call|>", "", CallLayout(_CALL, several=False)),
     "cohere": _json("<|START_ACTION|>", "<|END_ACTION|>", _listed(_COHERE_CALL, "<|END_ACTION|>")),
     # Without its marker a call cannot be told from an answer in JSON.
     "apertus": CallFormat(
@@ -141,13 +141,13 @@ JSON_FORMATS: dict[str, CallFormat] = {
     ),
     "functionary": CallFormat(
         "<function=", "</function>", _NAMED_HEADER, shapes=("NAME>{",), constrained=False,
-        layouts=(Layout("«name»>«arguments»", between="</function>\n<function=", after="</function>"),),
+        layouts=(CallLayout("«name»>«arguments»", between="</function>\n<function=", after="</function>"),),
     ),
     "solar_open": CallFormat(
         "<|tool_calls|>", "<|calls|>", _SOLAR_HEADER, re.compile(r"\s*<\|tool_call:end\|>"),
         shapes=("<|tool_call:begin|>",), opener="<|tool_call:begin|>", constrained=False,
         layouts=(
-            Layout(
+            CallLayout(
                 "<|tool_call:begin|>«number»<|tool_call:name|>«name»<|tool_call:args|>«arguments»<|tool_call:end|>",
                 after="<|calls|>",
             ),
@@ -157,16 +157,16 @@ JSON_FORMATS: dict[str, CallFormat] = {
         "[TOOL_CALLS]", "", _MISTRAL_START, _MISTRAL_TAIL, parse=parse_json, written_id="{index:09}",
         shapes=("NAME[ARGS]", "NAME[CALL_ID]", "NAME{", *_JSON_SHAPES), wholes=_WHOLE_JSON, loose=True,
         layouts=(
-            Layout("«name»[ARGS]«arguments»", between="[TOOL_CALLS]", markers=("[ARGS]",), when="[ARGS]"),
-            Layout(_CALL, before="[", between=", ", after="]"),
-            Layout(_CALL, before=" [", between=", ", after="]"),
+            CallLayout("«name»[ARGS]«arguments»", between="[TOOL_CALLS]", markers=("[ARGS]",), when="[ARGS]"),
+            CallLayout(_CALL, before="[", between=", ", after="]"),
+            CallLayout(_CALL, before=" [", between=", ", after="]"),
         ),
     ),
-    "llama3_json": _json("<|python_tag|>", "", Layout(_PARAMETERS, between="; "))._replace(bare=True),
+    "llama3_json": _json("<|python_tag|>", "", CallLayout(_PARAMETERS, between="; "))._replace(bare=True),
     "llama4_json": CallFormat(
         "<|python_start|>", "", _LLAMA4_HEADER, re.compile(r"\s*\}\s*(?:<\|python_end\|>)?"),
         parse=parse_llama4, bare=True, shapes=_JSON_SHAPES, wholes=(*_WHOLE_JSON, "<|python_end|>"), loose=True,
-        layouts=(Layout(_PARAMETERS),),
+        layouts=(CallLayout(_PARAMETERS),),
     ),
     "kimi_k2": CallFormat(
         "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", _KIMI_HEADER, _KIMI_TAIL,
@@ -176,7 +176,7 @@ JSON_FORMATS: dict[str, CallFormat] = {
         shapes=("<|tool_call_begin|>functions.NAME:", "<|tool_call_begin|>NAME:", "<|tool_call_begin|>NAME<|"),
         opener="<|tool_call_begin|>",
         layouts=(
-            Layout(
+            CallLayout(
                 "<|tool_call_begin|>functions.«name»:«number»<|tool_call_argument_begin|>«arguments»<|tool_call_end|>",
                 after="<|tool_calls_section_end|>", markers=_KIMI_MARKS,
             ),
@@ -186,11 +186,11 @@ JSON_FORMATS: dict[str, CallFormat] = {
         f"<{BAR}tool{GAP}calls{GAP}begin{BAR}>", _DEEPSEEK_END, _DEEPSEEK_HEADER, _DEEPSEEK_TAIL,
         shapes=(f"{_BEGIN}function{_SEPARATOR}NAME", f"{_BEGIN}NAME{_SEPARATOR}"), opener=_BEGIN,
         layouts=(
-            Layout(
+            CallLayout(
                 f"{_BEGIN}function{_SEPARATOR}«name»\n```json\n«arguments»\n```{_END}",
                 between="\n", after=_DEEPSEEK_END, markers=_DEEPSEEK_MARKS, when="```json",
             ),
-            Layout(
+            CallLayout(
                 f"{_BEGIN}«name»{_SEPARATOR}«arguments»{_END}", after=_DEEPSEEK_END, markers=_DEEPSEEK_MARKS
             ),
         ),

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 
 from zmqengine_http.tool_calls.call_format import CallFormat
+from zmqengine_http.tool_calls.call_layout import CallLayout
 from zmqengine_http.tool_calls.json_arguments import ArgumentsParser
 from zmqengine_http.tool_calls.json_formats import BAR, parse_json
-from zmqengine_http.tool_calls.layout import Layout
 from zmqengine_http.tool_calls.nested_tags import MARK, parse_nested
 from zmqengine_http.tool_calls.tagged_arguments import TaggedArguments, Tags
 
@@ -107,7 +107,7 @@ _DSML_BLOCKS = tuple(
 
 def _function_tags(start: str, end: str, padding: str, tags: Tags) -> CallFormat:
     """Tags of a function and its parameters, a block for each call, with `padding` around values."""
-    layout = Layout(
+    layout = CallLayout(
         "<function=«name»>\n«arguments»</function>\n",
         before="\n", between=f"{end}\n{start}\n", after=end,
         argument=f"<parameter=«key»>{padding}", closing=f"{padding}</parameter>", behind="\n",
@@ -118,7 +118,7 @@ def _function_tags(start: str, end: str, padding: str, tags: Tags) -> CallFormat
 def _invoke_tags(start: str, end: str, prefix: str, tags: Tags, *, typed: bool = False) -> CallFormat:
     """Tags of an invoke and its parameters, a block for all calls."""
     stated = ' string="«string»"' if typed else ""
-    layout = Layout(
+    layout = CallLayout(
         f'<{prefix}invoke name="«name»">\n«arguments»</{prefix}invoke>\n', before="\n", after=end,
         argument=f'<{prefix}parameter name="«key»"{stated}>', closing=f"</{prefix}parameter>", behind="\n",
         typed=typed,
@@ -135,7 +135,7 @@ def _dsml(block: int) -> CallFormat:
 
 
 # Only some models of the family write line breaks between the tags.
-_GLM_LAYOUT = Layout(
+_GLM_LAYOUT = CallLayout(
     "«name»«line»«arguments»", between="</tool_call>«line»<tool_call>", after="</tool_call>",
     argument="<arg_key>«key»</arg_key>«line»<arg_value>", closing="</arg_value>", behind="«line»",
     markers=("<arg_key>", "</arg_key>", "<arg_value>"),
@@ -143,18 +143,18 @@ _GLM_LAYOUT = Layout(
 _GLM_CALL = _tagged("<tool_call>", "</tool_call>", _GLM, header=_GLM_HEADER)._replace(
     parse=parse_json, shapes=("NAME<",), wholes=("{",), loose=True, layouts=(_GLM_LAYOUT,)
 )
-_HUNYUAN_LAYOUT = Layout(
+_HUNYUAN_LAYOUT = CallLayout(
     "<tool_call:opensource>«name»<tool_sep:opensource>\n«arguments»</tool_call:opensource>\n",
     before="\n", after="</tool_calls:opensource>",
     argument="<arg_key:opensource>«key»</arg_key:opensource>\n<arg_value:opensource>",
     closing="</arg_value:opensource>", behind="\n",
 )  # fmt: skip
-_KIMI_LAYOUT = Layout(
+_KIMI_LAYOUT = CallLayout(
     '<|open|>call tool="«name»" index="«number»"<|sep|>«arguments»<|close|>call<|sep|>',
     after="<|close|>tools<|sep|>",
     argument='<|open|>argument key="«key»"<|sep|>', closing="<|close|>argument<|sep|>",
 )  # fmt: skip
-_MINICPM_LAYOUT = Layout(
+_MINICPM_LAYOUT = CallLayout(
     '"«name»">«arguments»', between="</function>\n<function name=", after="</function>",
     argument='<param name="«key»">', closing="</param>",
 )  # fmt: skip

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 
 from zmqengine_http.tool_calls.call_format import CallFormat
+from zmqengine_http.tool_calls.call_layout import FUNCTION_GEMMA, GEMMA, PYTHON, CallLayout, LiteralStyle
 from zmqengine_http.tool_calls.json_arguments import ArgumentsParser, JsonArguments
-from zmqengine_http.tool_calls.layout import FUNCTION_GEMMA, GEMMA, PYTHON, Layout, LiteralStyle
 
 _GEMMA_HEADER = re.compile(r"\s*call:([\w.-]+)\s*(?=\{)")
 _PYTHON_HEADER = re.compile(r"\s*(?:\[\s*)?([A-Za-z_][\w.]*)\s*\(")
@@ -22,7 +22,7 @@ def _read_escaped(parameters: Mapping[str, object], end: str) -> ArgumentsParser
 
 
 def _gemma(start: str, end: str, style: LiteralStyle) -> CallFormat:
-    layout = Layout("call:«name»{«arguments»}", between=f"{end}{start}", after=end, style=style)
+    layout = CallLayout("call:«name»{«arguments»}", between=f"{end}{start}", after=end, style=style)
     return CallFormat(
         start, end, _GEMMA_HEADER, shapes=("call:NAME{",), opener="call:",
         layouts=(layout._replace(markers=(style.quote,)),),
@@ -37,11 +37,11 @@ VALUE_FORMATS: dict[str, CallFormat] = {
     ),
     "pythonic": CallFormat(
         "<|tool_call_start|>", "<|tool_call_end|>", _PYTHON_HEADER, read=_read_python, shapes=("NAME(",), opener="[",
-        layouts=(Layout(_PYTHON_CALL, before="[", between=", ", after="]<|tool_call_end|>", style=PYTHON),),
+        layouts=(CallLayout(_PYTHON_CALL, before="[", between=", ", after="]<|tool_call_end|>", style=PYTHON),),
     ),
     # A line of prose or code looks like a call without its markers.
     "olmo3": CallFormat(
         "<function_calls>", "</function_calls>", _PYTHON_HEADER, read=_read_python, shapes=("NAME(",),
-        layouts=(Layout(_PYTHON_CALL, between="\n", after="</function_calls>", style=PYTHON),),
+        layouts=(CallLayout(_PYTHON_CALL, between="\n", after="</function_calls>", style=PYTHON),),
     ),
 }  # fmt: skip

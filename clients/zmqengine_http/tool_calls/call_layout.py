@@ -31,7 +31,7 @@ GEMMA = LiteralStyle({True: "true", False: "false", None: "null"}, ",", ":", '<|
 FUNCTION_GEMMA = GEMMA._replace(quote="<escape>")
 
 
-class Layout(NamedTuple):
+class CallLayout(NamedTuple):
     """The text behind the marker that starts calls: `before`, calls with `between` them, `after`.
 
     Arguments are JSON, or literals in a `style`, or tagged: each is `argument`, the value, `closing` and `behind`; with
@@ -54,19 +54,19 @@ class Layout(NamedTuple):
     several: bool = True
 
 
-def chosen(layouts: Sequence[Layout], knows: Callable[[str], bool]) -> list[Layout]:
+def chosen(layouts: Sequence[CallLayout], knows: Callable[[str], bool]) -> list[CallLayout]:
     """The layouts of a model, which `knows` some texts: those for one that it knows, or those for no text."""
     special = [layout for layout in layouts if layout.when and knows(layout.when)]
     return special[:1] or [layout for layout in layouts if not layout.when]
 
 
-def write_calls(layout: Layout, calls: Sequence[tuple[str, Mapping[str, object]]]) -> str:
+def write_calls(layout: CallLayout, calls: Sequence[tuple[str, Mapping[str, object]]]) -> str:
     """Calls, names and arguments, in this layout, without the marker before them."""
     each = (_call(layout, name, arguments, number) for number, (name, arguments) in enumerate(calls))
     return _filled(layout.before) + _filled(layout.between, space=" ").join(each) + _filled(layout.after)
 
 
-def _call(layout: Layout, name: str, arguments: Mapping[str, object], number: int) -> str:
+def _call(layout: CallLayout, name: str, arguments: Mapping[str, object], number: int) -> str:
     return _filled(layout.call, name=name, number=str(number), arguments=_arguments(layout, arguments))
 
 
@@ -74,7 +74,7 @@ def _filled(text: str, **places: str) -> str:
     return PLACE.sub(lambda place: {"space": "", "line": "\n", **places}[place[1]], text)
 
 
-def _arguments(layout: Layout, arguments: Mapping[str, object]) -> str:
+def _arguments(layout: CallLayout, arguments: Mapping[str, object]) -> str:
     if layout.style is not None:
         return _members(layout.style, arguments, keywords=layout.style.keywords)
     if not layout.argument:
@@ -82,7 +82,7 @@ def _arguments(layout: Layout, arguments: Mapping[str, object]) -> str:
     return "".join(_argument(layout, key, value) for key, value in arguments.items())
 
 
-def _argument(layout: Layout, key: str, value: object) -> str:
+def _argument(layout: CallLayout, key: str, value: object) -> str:
     head = _filled(layout.argument, key=key, string="true" if isinstance(value, str) else "false")
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return f"{head}{text}{layout.closing}{_filled(layout.behind)}"
