@@ -105,7 +105,7 @@ ALLOWED = {
         "zmqengine", "zmqengine.errors", "zmqengine.paths", "zmqengine.protocol", "zmqengine.request_rules",
         "zmqengine.sampling_params", "zmqengine.tcp_probes", "zmqengine.vision_card", "zmqengine_client",
     },
-    "zmqengine_http": {"zmqengine", "zmqengine.errors", "zmqengine.option", "zmqengine.protocol",
+    "zmqengine_http": {"zmqengine", "zmqengine.errors", "zmqengine.option", "zmqengine.paths", "zmqengine.protocol",
         "zmqengine.request_rules", "zmqengine.sampling_params", "zmqengine.vision_card", "zmqengine_client",
         "zmqengine_http", "zmqengine_metrics",
     },
@@ -214,7 +214,7 @@ ROOMS = {
     ),
     "zmqengine_http": (
         "config", "tool_calls", "serving", "call_grammars", "answers", "workers", "processes", "prompt",
-        "stable_head", "endpoint", "generating", "apis", "openapi", "page", "endpoints",
+        "stable_head", "batches", "endpoint", "generating", "apis", "openapi", "page", "endpoints",
         "app", "server",
     ),
 }  # fmt: skip

@@ -21,6 +21,12 @@ def cache_directory() -> Path:
     return Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "zmqengine"
 
 
+def state_directory() -> Path:
+    """The directory of what is kept and cannot be made again: `$XDG_STATE_HOME/zmqengine`, or
+    `~/.local/state/zmqengine`. It need not exist yet."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "zmqengine"
+
+
 def replace_file(path: Path, content: bytes) -> None:
     """Write a file and its directory; other processes see the old file or the whole new one. Raises `OSError`."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -13,9 +13,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
+from zmqengine.paths import state_directory
 from zmqengine_client import AsyncClient, ClientEvent, load_keys
 from zmqengine_client.errors import Overloaded, ShutDown, ZmqEngineError
 from zmqengine_http.answers.respond import COMMENT
+from zmqengine_http.batches.runner import Batches
 from zmqengine_http.config import HttpConfig
 from zmqengine_http.endpoint import Endpoint, Service
 from zmqengine_http.endpoints import ENDPOINTS, error_shape_at
@@ -83,6 +85,7 @@ class HttpApp:
             open_traces(config.tracing),
             launched,
             ImageFetching() if config.image_urls else None,
+            Batches(state_directory(), self._route),
         )
         by_path: dict[str, list[Endpoint]] = {}
         for endpoint in ENDPOINTS:
@@ -124,8 +127,12 @@ class HttpApp:
         try:
             if self.service.config.processes > 1:
                 await self._wait_ready()
+            if self.service.batches is not None:
+                self.service.batches.resume()
             yield
         finally:
+            if self.service.batches is not None:
+                await self.service.batches.close()
             for task in following:
                 task.cancel()
             await asyncio.gather(*following, return_exceptions=True)

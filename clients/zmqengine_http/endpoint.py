@@ -7,7 +7,7 @@ Routing, reading and validating the body, the shape of refusals and the OpenAPI 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from msgspec import Struct
 
@@ -24,6 +24,9 @@ from zmqengine_http.stable_head import StableHead
 from zmqengine_http.workers.launched import LaunchedModels
 from zmqengine_http.workers.pool import Pool
 
+if TYPE_CHECKING:
+    from zmqengine_http.batches.runner import Batches
+
 RequestT = TypeVar("RequestT", bound=Struct)
 
 
@@ -31,7 +34,7 @@ class Service(NamedTuple):
     """The state of one front-end process, shared by all endpoints.
 
     `traces` is None unless tracing is on, `launched` unless the models are those of a launcher, `fetching` unless
-    images behind URLs are fetched.
+    images behind URLs are fetched. `batches` sends the lines of batches to the application itself.
     """
 
     config: HttpConfig
@@ -43,6 +46,7 @@ class Service(NamedTuple):
     traces: Traces | None
     launched: LaunchedModels | None = None
     fetching: ImageFetching | None = None
+    batches: Batches | None = None
 
 
 class Endpoint(NamedTuple):

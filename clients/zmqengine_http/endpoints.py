@@ -5,6 +5,7 @@ from __future__ import annotations
 from zmqengine_http import openapi, page
 from zmqengine_http.apis import (
     anthropic,
+    batch_files,
     chat_completions,
     completions,
     embeddings,
@@ -26,6 +27,7 @@ _DESCRIBED: tuple[Endpoint, ...] = (
     *completions.ENDPOINTS,
     *responses.ENDPOINTS,
     *embeddings.ENDPOINTS,
+    *batch_files.ENDPOINTS,
     *anthropic.ENDPOINTS,
     *ollama.ENDPOINTS,
     *model_control.ENDPOINTS,

@@ -22,6 +22,14 @@ def quiet_logs() -> Iterator[None]:
         logging.getLogger(name).propagate = True
 
 
+@pytest.fixture(scope="session", autouse=True)
+def state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Files and batches of these tests are not those of the user."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(scope="module")
 def worker() -> Iterator[FakeWorker]:
     """A worker on the fake engine: vocabulary 1000, context 4096, ids 1 to 256 are bytes, 0 ends."""

@@ -54,6 +54,7 @@ class LauncherProcess:
         self.environment = os.environ | {
             "ZMQENGINE_DIR": str(self.directory / "d"),
             "ZMQENGINE_CACHE_DIR": str(self.directory / "cache"),
+            "XDG_STATE_HOME": str(self.directory / "state"),
             "OPENBLAS_NUM_THREADS": "1",
             "ZMQENGINE_HTTP_PROBE_MS": "100",
             **environment,

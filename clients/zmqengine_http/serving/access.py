@@ -21,6 +21,10 @@ _JSON_TYPES = frozenset({"", "application/json", "application/x-www-form-urlenco
 header."""
 
 
+CALLER_KEY = "zmqengine.caller"
+"""The key of a scope that this process made itself, for a caller that it has accepted before."""
+
+
 class Access:
     """Checks every request of a front-end."""
 
@@ -35,6 +39,9 @@ class Access:
     def check(self, exchange: Exchange, *, open_to_all: bool, takes_body: bool = True) -> None:
         """Raise a 400, 401, 403 or 415 for a request that must not be served, and note its caller; with `open_to_all`
         no key is needed."""
+        if CALLER_KEY in exchange.scope:
+            exchange.caller = exchange.scope[CALLER_KEY]
+            return
         host = self._check_host(exchange)
         self._check_origin(exchange, host)
         if takes_body and exchange.scope["method"] == "POST":

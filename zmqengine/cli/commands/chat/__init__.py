@@ -13,8 +13,9 @@ import click
 
 from zmqengine.cli.commands.chat.conversation import Conversation
 from zmqengine.cli.commands.chat.slash import TerminalChat
-from zmqengine.cli.commands.chat.talks import find_talks, load_talk, new_name, state_directory
+from zmqengine.cli.commands.chat.talks import find_talks, load_talk, new_name
 from zmqengine.cli.flags import WorkerTarget, generation_options, given, model_option, worker_options
+from zmqengine.paths import state_directory
 
 _HISTORY_LINES = 1000
 QUOTES = '"""'

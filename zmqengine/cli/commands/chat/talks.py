@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from zmqengine.errors import ConfigError
-from zmqengine.paths import replace_file
+from zmqengine.paths import replace_file, state_directory
 
 LAST = "last"
 _SHOWN_CHARS = 70
@@ -31,11 +31,6 @@ class Talk(msgspec.Struct, frozen=True):
                 yield content
             elif isinstance(content, list):
                 yield from (str(part["text"]) for part in content if part.get("type") == "text")
-
-
-def state_directory() -> Path:
-    """The directory of what was typed and said: `$XDG_STATE_HOME/zmqengine`, or `~/.local/state/zmqengine`."""
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "zmqengine"
 
 
 def new_name() -> str:
