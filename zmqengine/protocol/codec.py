@@ -154,25 +154,25 @@ REPLY_BYTES_MAX = 4 * FRAME_BYTES_MAX
 
 
 def command_decoder(frame_bytes_max: int = FRAME_BYTES_MAX) -> Decoder[messages.Command]:
-    """For the worker's cmd socket."""
+    """Decoder of commands, for the worker."""
     return Decoder(messages.Command, frame_bytes_max=frame_bytes_max)
 
 
 def command_reply_decoder() -> Decoder[messages.CommandReply]:
-    """For a front-end's side of cmd."""
+    """Decoder of the replies to commands, for a front-end."""
     return Decoder(messages.CommandReply, frame_bytes_max=REPLY_BYTES_MAX)
 
 
 def output_decoder() -> Decoder[messages.Output]:
-    """For a front-end's side of out, after the topic frame is taken off."""
+    """Decoder of outputs without their topic frame, for a front-end."""
     return Decoder(messages.Output, frame_bytes_max=REPLY_BYTES_MAX)
 
 
 def control_decoder(frame_bytes_max: int = 65_536) -> Decoder[messages.ControlRequest]:
-    """For the worker's ctl socket."""
+    """Decoder of control requests, for the worker."""
     return Decoder(messages.ControlRequest, frame_bytes_max=frame_bytes_max)
 
 
 def control_reply_decoder() -> Decoder[messages.ControlReply]:
-    """For a front-end's side of ctl."""
+    """Decoder of control replies, for a front-end."""
     return Decoder(messages.ControlReply, frame_bytes_max=REPLY_BYTES_MAX)

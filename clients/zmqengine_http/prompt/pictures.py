@@ -75,7 +75,7 @@ def features_of(picture: Picture, model: Model) -> int:
 class Pictures:
     """The images of one request, in the order in which they were added. `sees`: whether the model takes any.
 
-    `blind`: the worker's reason, where a model that was made to see takes none.
+    `blind`: why this vision model accepts no images here; empty if it does.
     """
 
     def __init__(self, model: Model | None = None) -> None:

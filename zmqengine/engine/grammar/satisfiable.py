@@ -84,7 +84,7 @@ class _Search:
         named = properties if isinstance(properties, dict) else {}
         names = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
         patterns = schema.get("patternProperties")
-        # Which pattern a name matches is for the compiler to say: here any of them will do.
+        # Treat every pattern as applicable to every name; llguidance resolves the match.
         further = list(patterns.values()) if isinstance(patterns, dict) else []
         further.append(schema.get("additionalProperties", True))
         if not all(self.is_finite(named[name]) for name in names if name in named):

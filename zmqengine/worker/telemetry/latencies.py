@@ -113,7 +113,7 @@ class Latencies:
             self.output_tokens.observe(len(request.log))
 
     def snapshot(self) -> dict[str, messages.Histogram]:
-        """All of them, by name."""
+        """Snapshots of all histograms, by name."""
         return {
             name: value.snapshot()
             for name, value in vars(self).items()

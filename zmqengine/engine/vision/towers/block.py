@@ -104,7 +104,7 @@ class TowerBlock(Module):
         self._activation = activation(shape.activation)
 
     def __call__(self, states: mx.array) -> mx.array:
-        """The states after the block, in whole tiles and without rotation: training computes it so."""
+        """The states after the block, without RoPE and in one piece; training calls it."""
         pieces = self.pieces(states, lambda: states.size)
         while True:
             try:
