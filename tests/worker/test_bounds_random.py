@@ -53,13 +53,12 @@ class RandomLife:
         elif kind < 0.67:
             self.replace(front_end)
         elif kind < 0.72:
-            gate = self.random.choice([self.disk.gate, self.disk.look_up_gate])
+            gate = self.disk.gate
             gate.clear() if gate.is_set() else gate.set()
         elif kind < 0.76:
-            self.harness.clock.advance(self.random.choice([0.1, prompt_disk.LOOK_UP_S, prompt_disk.READ_S]))
+            self.harness.clock.advance(self.random.choice([0.1, 1.0, prompt_disk.READ_S]))
         else:
             self.disk.count = self.random.choice([0, 3])
-            self.disk.plan_bytes = self.random.choice([3 << 20, 1 << 60])
         for _ in range(self.random.randrange(4)):
             # Output is kept within its bound every 50 ms.
             self.harness.clock.advance(0.05)
@@ -105,22 +104,20 @@ class RandomLife:
             # Three rows made a token of 2.7 KB since.
             assert actor.outgoing.held_bytes(session) <= LOG_BYTES_MAX + 10_000
         disk = actor.lifecycle.prompt_disk
-        assert {*disk._wanted, *disk._aside} <= set(live)
+        assert {*disk._tried, *disk._aside} <= set(live)
 
     def finish(self) -> None:
         """With the disk back every request ends, once, and nothing is left of it."""
         self.disk.gate.set()
-        self.disk.look_up_gate.set()
         for front_end, names in self.accepted.items():
             front_end.wait_for_end(*names)
         actor = self.harness.actor
         preparer = actor.lifecycle.prompt_disk._preparer
-        self.harness.run_until(lambda: all(not lane._tasks for lane in preparer._lanes.values()))
+        self.harness.run_until(lambda: not preparer._tasks)
         assert actor.scheduler.order.places == len(actor.scheduler.order) == 0
         disk = actor.lifecycle.prompt_disk
-        assert not [*disk._wanted, *disk._aside, *disk._by_ticket, *disk._to_make]
-        assert disk._order.places == 0
-        assert not preparer._running
+        assert not [*disk._tried, *disk._aside]
+        assert disk._restore is None
         assert not self.disk.awaited
 
 
@@ -129,7 +126,6 @@ def life(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RandomLife]
     made = RandomLife(tmp_path, request.param)
     yield made
     made.disk.gate.set()
-    made.disk.look_up_gate.set()
     made.harness.close()
 
 
