@@ -106,14 +106,14 @@ _SIGNS = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
 
 def bound_in_words(message: str) -> tuple[str, str] | None:
     """The field at fault and its bound in words, of msgspec's message on a value out of bounds; None for any other."""
-    found = _BOUND.search(message)
-    if found is None:
+    match = _BOUND.search(message)
+    if match is None:
         return None
-    bound = f"{_SIGNS[found['sign']]} {found['bound']}"
-    name = found["path"].rpartition(".")[2]
-    if not found["length"]:
+    bound = f"{_SIGNS[match['sign']]} {match['bound']}"
+    name = match["path"].rpartition(".")[2]
+    if not match["length"]:
         return name, f"must be {bound}"
-    return name, f"must have {bound} {'character' if found['bound'] == '1' else 'characters'}"
+    return name, f"must have {bound} {'character' if match['bound'] == '1' else 'characters'}"
 
 
 def size_of(value: str | int) -> int:

@@ -148,21 +148,21 @@ def check_images(
     if len(images) > limits.images_max:
         raise BadRequest(f"images: {len(images)}, the worker takes {limits.images_max} in one request")
     end = 0
-    for place, image in enumerate(images):
+    for index, image in enumerate(images):
         at, tokens = image.at, image.tokens
         if at < end or at + tokens > len(prompt):
             raise BadRequest(
-                f"images: image {place} has tokens {at} to {at + tokens}: spans are in order, apart, and within the "
+                f"images: image {index} has tokens {at} to {at + tokens}: spans are in order, apart, and within the "
                 f"prompt of {len(prompt)} tokens"
             )
         if at + tokens == len(prompt) and prompt[-1] == card.token:
-            raise BadRequest(f"images: image {place} ends the prompt with a feature: a token has to follow")
+            raise BadRequest(f"images: image {index} ends the prompt with a feature: a token has to follow")
         end = at + tokens
         check_patches(image.grids, card, limits.image_patches_max)
         features, found = card.features(image.grids), list(prompt[at:end]).count(card.token)
         if found != features:
             raise BadRequest(
-                f"images: image {place} has {found} tokens {card.token} in its span, its grids have {features} features"
+                f"images: image {index} has {found} tokens {card.token} in its span, its grids have {features} features"
             )
 
 

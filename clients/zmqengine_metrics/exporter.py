@@ -94,8 +94,8 @@ class Exporter:
         self._thread.join()
 
     def _answer(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
-        given = environ.get("HTTP_AUTHORIZATION", "").encode("latin-1")
-        if self._expected is not None and not hmac.compare_digest(given, self._expected):
+        authorization = environ.get("HTTP_AUTHORIZATION", "").encode("latin-1")
+        if self._expected is not None and not hmac.compare_digest(authorization, self._expected):
             return _refuse(start, "401 Unauthorized", b"a key is needed: Authorization: Bearer KEY\n")
         if environ.get("PATH_INFO") != "/metrics":
             return _refuse(start, "404 Not Found", b"the metrics are at /metrics\n")

@@ -52,10 +52,10 @@ def read_request(request: pb.GenerateRequest, deadline_s: float | None) -> tuple
 
 def _parameters(sampling: pb.SamplingParams) -> Options:
     """The sampling parameters that both sides know under one name."""
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         field.name: getattr(sampling, field.name) or field.default for field in _PARAMETERS
     }
-    given["logit_bias"] = dict(sampling.logit_bias)
+    options["logit_bias"] = dict(sampling.logit_bias)
     if not sampling.HasField("temperature"):
-        given["temperature"] = OPENAI_TEMPERATURE
-    return cast(Options, given)
+        options["temperature"] = OPENAI_TEMPERATURE
+    return cast(Options, options)

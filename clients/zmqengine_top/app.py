@@ -216,18 +216,18 @@ class Top(App[None]):
 
 def _fill(table: Table, lines: Sequence[rows.TableRow]) -> None:
     """Replace the rows; the cursor stays on the row with its key, or at its index."""
-    place = table.cursor_row
+    cursor_row = table.cursor_row
     key = None
-    if table.row_count and 0 <= place < table.row_count:
+    if table.row_count and 0 <= cursor_row < table.row_count:
         key = table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value
     top = table.scroll_y
     table.clear()
     for line in lines:
         table.add_row(*(Text(cell) for cell in line.cells), key=line.key)
     keys = [line.key for line in lines]
-    place = keys.index(key) if key in keys else min(place, len(keys) - 1)
-    if place > 0:
-        table.move_cursor(row=place, scroll=False)
+    cursor_row = keys.index(key) if key in keys else min(cursor_row, len(keys) - 1)
+    if cursor_row > 0:
+        table.move_cursor(row=cursor_row, scroll=False)
     table.scroll_to(y=top, animate=False)
 
 

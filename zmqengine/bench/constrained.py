@@ -89,19 +89,19 @@ async def constrained(plan: ConstrainedPlan, on_progress: Progress) -> BenchRepo
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="zmqengine-bench-models-"))
         on_progress("making the models")
         models = [model_directory_of(shape, Path(plan.models or scratch)) for shape in plan.shapes]
-        for place, (shape, model) in enumerate(zip(plan.shapes, models, strict=True)):
+        for index, (shape, model) in enumerate(zip(plan.shapes, models, strict=True)):
             prompts = prompts_for(vocabulary_of_file(model / "tokenizer.json"), f"{plan.seed} {shape}")
-            http = int(plan.http and place == 0)
+            http = int(plan.http and index == 0)
             async with started(StartPlan(model=str(model), http=http)) as targets:
                 worker = targets[0]
-                if place == 0:
+                if index == 0:
                     known = (await target_facts(worker)).facts
                     servers = [
                         TargetFacts(label=kind, kind="worker", facts=known) for kind in (FREE, SEEN, NEW)
                     ]
                 runner = ConstrainedRunner(worker, prompts, plan.options, shape, on_progress)
                 cells += await runner.run(plan.rounds)
-                over_http = [*targets[1:], *plan.peers] if place == 0 else []
+                over_http = [*targets[1:], *plan.peers] if index == 0 else []
                 for target in over_http:
                     servers.append(await target_facts(target))
                 for number in range(plan.rounds if over_http else 0):

@@ -78,8 +78,8 @@ async def measure_on_gpu(
         async with started(servers) as targets:
             bare = await waiting
             described += await _describe(targets, bare)
-            async for found in _beside(plan, targets, bare, on_progress):
-                cells += found
+            async for figures in _beside(plan, targets, bare, on_progress):
+                cells += figures
                 keep(report())
     finally:
         await _end(waiting)
@@ -150,10 +150,10 @@ async def first_requests(worker: TargetSpec, prompts: Prompts) -> Cell:
                 clocks["clock_tenth_mhz"] = await machine.gpu_clock_mhz()
             await asyncio.sleep(rest_s)
             outcome = await session.send(prompts.request(60 + number, 16)).outcome()
-            found = ttft_ms(outcome.record(None))
-            if found is None:
+            ttft = ttft_ms(outcome.record(None))
+            if ttft is None:
                 return msgspec.structs.replace(cell, error="a request had no token")
-            times.append(found)
+            times.append(ttft)
     finally:
         await session.close()
     in_turn = times[:FIRST_REQUESTS]

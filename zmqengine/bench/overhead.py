@@ -138,9 +138,9 @@ class OverheadRunner:
                 measures=await self._bare_run(requests, case),
             )
         ]
-        for place, (label, targets) in enumerate(self._groups.items()):
+        for index, (label, targets) in enumerate(self._groups.items()):
             # The bare generator has no prefix cache: it and the first group can have the same prompts.
-            own = requests if place == 0 else self._requests(f"{case.name} {number} {label}", case)
+            own = requests if index == 0 else self._requests(f"{case.name} {number} {label}", case)
             cell = Cell(scenario="overhead", case=case.name, target=label, round=number)
             try:
                 measures = await self._group_run(targets, own, case)

@@ -130,8 +130,8 @@ def _without_cache(shape: ConfigShape) -> ConfigShape:
 
 
 def _quantisation(config: Mapping[str, Any]) -> str:
-    found = config.get("quantization") or config.get("quantization_config")
-    if not isinstance(found, Mapping):
+    quantisation = config.get("quantization") or config.get("quantization_config")
+    if not isinstance(quantisation, Mapping):
         return ""
-    bits, mode = found.get("bits"), found.get("mode") or found.get("quant_method") or ""
+    bits, mode = quantisation.get("bits"), quantisation.get("mode") or quantisation.get("quant_method") or ""
     return f"{bits}-bit" if bits else str(mode)

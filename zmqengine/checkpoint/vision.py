@@ -105,10 +105,10 @@ class _Given:
 
     def token(self, name: str) -> int:
         """The id of a token by its text."""
-        found = self.tokenizer.token_to_id(name)
-        if found is None:
+        token_id = self.tokenizer.token_to_id(name)
+        if token_id is None:
             raise KeyError(f"the token {name} in tokenizer.json")
-        return int(found)
+        return int(token_id)
 
     def text(self, text: str) -> list[int]:
         """The ids of a text."""
@@ -293,8 +293,8 @@ def _markers(
 
 def _piece(given: _Given, name: str) -> list[int]:
     """A marker's ids: its token, or, in a tokenizer without one, its letters."""
-    found = given.tokenizer.token_to_id(name)
-    return given.text(name) if found is None else [int(found)]
+    token_id = given.tokenizer.token_to_id(name)
+    return given.text(name) if token_id is None else [int(token_id)]
 
 
 def side_of(value: Any) -> int:
@@ -305,8 +305,8 @@ def side_of(value: Any) -> int:
 def _image_processor(directory: Path) -> dict[str, Any]:
     """Numbers of the image processor; newer checkpoints have them inside `processor_config.json`."""
     inside = _processor(directory).get("image_processor")
-    own = _json(directory / "preprocessor_config.json", {})
-    return {**(inside if isinstance(inside, dict) else {}), **own}
+    processor = _json(directory / "preprocessor_config.json", {})
+    return {**(inside if isinstance(inside, dict) else {}), **processor}
 
 
 def _processor(directory: Path) -> dict[str, Any]:

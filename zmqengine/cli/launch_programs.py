@@ -164,7 +164,7 @@ def _llm(front_end: LaunchTarget) -> Setup:
     model = {"model_id": "zmqengine", "model_name": front_end.model, "api_base": f"{front_end.url}/v1"}
     if front_end.sees:
         model["vision"] = "true"
-    entry = "".join(f"{'- ' if place == 0 else '  '}{k}: {v}\n" for place, (k, v) in enumerate(model.items()))
+    entry = "".join(f"{'- ' if index == 0 else '  '}{k}: {v}\n" for index, (k, v) in enumerate(model.items()))
     return Setup(
         environment={"LLM_USER_PATH": f"{front_end.folder}/llm", "OPENAI_API_KEY": front_end.key},
         arguments=("-m", "zmqengine"),

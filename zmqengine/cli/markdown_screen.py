@@ -70,7 +70,7 @@ def finished_end(text: str) -> int:
     """
     end, at, fence = 0, 0, ""
     lines = text.splitlines(keepends=True)
-    for place, line in enumerate(lines):
+    for index, line in enumerate(lines):
         at += len(line)
         mark = _FENCE.match(line)
         if fence:
@@ -78,7 +78,7 @@ def finished_end(text: str) -> int:
             fence = "" if closes else fence
         elif mark:
             fence = mark[1]
-        elif not line.strip() and _starts_block(lines[place + 1 : place + 2]):
+        elif not line.strip() and _starts_block(lines[index + 1 : index + 2]):
             end = at
     return end
 

@@ -297,9 +297,9 @@ def _watermark(make: Make) -> None:
 @rule("Dialogue", "many requests of two sessions each get their own tokens and one end")
 def _many(make: Make) -> None:
     front_ends = [make().open_session() for _ in range(2)]
-    for place, front_end in enumerate(front_ends):
+    for index, front_end in enumerate(front_ends):
         for number in range(10):
-            front_end.accepted(f"r{number}", [3 + place, 4 + number], max_tokens=5 + number, seed=number)
+            front_end.accepted(f"r{number}", [3 + index, 4 + number], max_tokens=5 + number, seed=number)
     for front_end in front_ends:
         had: dict[str, int] = {}
         ends: dict[str, str] = {}

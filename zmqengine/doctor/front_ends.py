@@ -18,20 +18,20 @@ def look_at_front_end(url: str) -> Iterator[Finding]:
     """Look at the front-end at `url`. That none runs there is no failure."""
     url = url.rstrip("/")
     try:
-        found = _get(f"{url}/")
+        answer = _get(f"{url}/")
     except HTTPError as error:
         yield Finding("warn", "front-end", f"{url} answers {error.code}", "is it a front-end of zmqengine?")
         return
     except (URLError, OSError, ValueError):
         yield Finding("ok", "front-end", f"none runs at {url}; start one with `zmqengine serve`")
         return
-    if not isinstance(found, dict) or found.get("name") != "zmqengine":
+    if not isinstance(answer, dict) or answer.get("name") != "zmqengine":
         yield Finding(
             "warn", "front-end", f"another program answers at {url}", "give --port to `zmqengine http`"
         )
         return
-    if found.get("version") != zmqengine.__version__:
-        text = f"the front-end at {url} is version {found.get('version')}, this is {zmqengine.__version__}"
+    if answer.get("version") != zmqengine.__version__:
+        text = f"the front-end at {url} is version {answer.get('version')}, this is {zmqengine.__version__}"
         yield Finding("warn", "version", text, "update the older one")
     try:
         workers = _get(f"{url}/ready")["workers"]

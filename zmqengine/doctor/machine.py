@@ -68,16 +68,16 @@ def _mlx(report: dict[str, Any]) -> Iterator[Finding]:
     worst = max(report["products"].values())
     yield Finding("ok", "mlx", f"MLX {report['mlx']} computes on {where}, products are exact to {worst:.1g}")
     try:
-        found = importlib.metadata.version("mlx-lm")
+        version = importlib.metadata.version("mlx-lm")
     except importlib.metadata.PackageNotFoundError:
         yield Finding("fail", "mlx-lm", "mlx-lm is not installed", "pip install 'zmqengine[worker]'")
         return
     oldest, newest = tested_mlx_lm()
-    if newest and not _release(oldest) <= _release(found) <= _release(newest):
-        text = f"mlx-lm {found} is not one of {oldest} to {newest}, with which the engine is tested"
+    if newest and not _release(oldest) <= _release(version) <= _release(newest):
+        text = f"mlx-lm {version} is not one of {oldest} to {newest}, with which the engine is tested"
         yield Finding("warn", "mlx-lm", text, f"pip install mlx-lm=={newest}")
     else:
-        yield Finding("ok", "mlx-lm", f"mlx-lm {found}")
+        yield Finding("ok", "mlx-lm", f"mlx-lm {version}")
 
 
 def tested_mlx_lm() -> tuple[str, str]:

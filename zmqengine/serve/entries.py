@@ -242,14 +242,14 @@ def _named(source: str, path: Path, root: Path, common: Mapping[str, object]) ->
 
 
 def _all_of_this_machine(root: Path, common: Mapping[str, object]) -> dict[str, Entry]:
-    found: dict[str, Entry] = {}
+    entries: dict[str, Entry] = {}
     paths = [(name, name) for name in BUNDLED]
     paths += [(model.name, str(model.directory)) for model in find_models()]
     paths += [(model.name, str(model.directory)) for model in foreign_models() if not model.problem]
     for name, path in paths:
-        if name not in found:
-            found[name] = _entry(name, path, root, common)
-    return found
+        if name not in entries:
+            entries[name] = _entry(name, path, root, common)
+    return entries
 
 
 def _entry(name: str, path: str, root: Path, options: Mapping[str, object]) -> Entry:
@@ -268,11 +268,13 @@ def _entry(name: str, path: str, root: Path, options: Mapping[str, object]) -> E
         if config.draft is not None:
             need += int(_checkpoint(config.draft).weights.total_bytes / (1 - ACTIVATION_SHARE))
         # A worker with a memory limit of its own claims that limit, which may have no room for an image.
-        own = config.memory_limit_bytes
+        limit_bytes = config.memory_limit_bytes
         seen = tuple(
-            each for each in checkpoint.capabilities if each != "vision" or own is None or own >= need
+            each
+            for each in checkpoint.capabilities
+            if each != "vision" or limit_bytes is None or limit_bytes >= need
         )
-        need = own or need
+        need = limit_bytes or need
     except CheckpointError as error:
         return Entry(name=name, config=config, never=str(error))
     return Entry(

@@ -105,11 +105,11 @@ class Fleet:
 
     def configure(self, facts: Sequence[FleetFacts], now_s: float) -> None:
         """Replace the list of models. A worker whose options are unchanged continues."""
-        given = {each.name: each for each in facts}
+        facts_by_name = {each.name: each for each in facts}
         for name, model in list(self.models.items()):
-            if name not in given:
+            if name not in facts_by_name:
                 self._remove(model)
-        for name, each in given.items():
+        for name, each in facts_by_name.items():
             known = self.models.get(name)
             if known is None:
                 known = self.models[name] = FleetModel(each, keep_s=each.ttl_s)

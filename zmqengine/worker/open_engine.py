@@ -113,12 +113,12 @@ def warm_up(engine: Engine | VectorEngine) -> None:
     try:
         for _, message, _ in engine.insert([probe]):
             raise RuntimeError(f"the warm-up request was refused: {message}")
-        made = 0
-        while made < 2:
+        tokens = 0
+        while tokens < 2:
             result = engine.next()
             if result.failures:
                 raise RuntimeError(f"the warm-up request failed: {result.failures[0].message}")
-            made += len(result.tokens)
+            tokens += len(result.tokens)
     finally:
         engine.remove([-1])
 

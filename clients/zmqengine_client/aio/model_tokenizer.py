@@ -32,11 +32,11 @@ class AsyncModelTokenizer:
             if known is not None and (model is None or model.tokenizer_hash == known.hash):
                 return known
             described = (await self._questions.wait_ready(None)).model
-            found = None
+            tokenizer = None
             if described is not None:
-                found = await off_loop(tokenizer_cache.find, described.tokenizer_hash)
-            if found is None:
+                tokenizer = await off_loop(tokenizer_cache.find, described.tokenizer_hash)
+            if tokenizer is None:
                 bundle = await self._questions.ask(GetTokenizer, TokenizerBundle)
-                found = await off_loop(tokenizer_cache.add, bundle)
-            self._known = found
-            return found
+                tokenizer = await off_loop(tokenizer_cache.add, bundle)
+            self._known = tokenizer
+            return tokenizer

@@ -38,8 +38,10 @@ class AsyncReranking:
         tokenizer = await self._tokenizer.get()
         if model.labels:
             source = pair_source(query, documents)
-            made = await self._embedding.vectors(len(documents), source, "score", None, options)
-            return Reranked(ranked([probability(logits) for logits in made.vectors.tolist()]), made.tokens)
+            scores = await self._embedding.vectors(len(documents), source, "score", None, options)
+            return Reranked(
+                ranked([probability(logits) for logits in scores.vectors.tolist()]), scores.tokens
+            )
         yes, no = tokenizer.token_id("yes"), tokenizer.token_id("no")
         if tokenizer.facts.get("reranker") != "qwen3" or yes is None or no is None:
             raise BadRequest(f"the model {model.name} makes no scores: it is no reranker")

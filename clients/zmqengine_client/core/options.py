@@ -94,22 +94,22 @@ def make_options(options: Options) -> RequestOptions:
     """`options` with their defaults filled in, not yet checked. Raises TypeError for an unknown name, for more than one
     constraint, and for a `schema` that is not one.
     """
-    given = cast("dict[str, object]", dict(options))
-    check_names(given, Options)
-    shape = given.get("schema")
-    constraint = take_constraint(given)
-    sampling = {name: given.pop(name) for name in _SAMPLING & given.keys()}
+    values = cast("dict[str, object]", dict(options))
+    check_names(values, Options)
+    shape = values.get("schema")
+    constraint = take_constraint(values)
+    sampling = {name: values.pop(name) for name in _SAMPLING & values.keys()}
     # Drawn by the client, so that a resumed stream does not depend on a reply lost with the worker.
-    seed, request_id = given.pop("seed", None), given.pop("request_id", None)
-    if "stop_token_ids" in given:
-        given["stop_token_ids"] = list(cast("Iterable[int]", given["stop_token_ids"]))
+    seed, request_id = values.pop("seed", None), values.pop("request_id", None)
+    if "stop_token_ids" in values:
+        values["stop_token_ids"] = list(cast("Iterable[int]", values["stop_token_ids"]))
     fields = {
         "sampling": Sampling(**sampling),  # type: ignore[arg-type]
         "seed": secrets.randbits(63) if seed is None else seed,
         "request_id": secrets.token_hex(8) if request_id is None else request_id,
         "constraint": constraint,
         "shape": shape,
-        **given,
+        **values,
     }
     return RequestOptions(**fields)  # type: ignore[arg-type]
 

@@ -78,12 +78,12 @@ class ImagePreparation:
         fitted = fitting(card, patches_max)
         key = _key(data, fitted)
         with self._lock:
-            found = self._bodies.get(key)
-        if found is not None:
-            return ImageBody.of(found.pixels)
-        facts, made = _made(data, fitted, patches_max)
-        self._remember(key, facts, made)
-        return made
+            cached = self._bodies.get(key)
+        if cached is not None:
+            return ImageBody.of(cached.pixels)
+        facts, body = _made(data, fitted, patches_max)
+        self._remember(key, facts, body)
+        return body
 
     def _remember(self, key: bytes, facts: ImageFacts, body: ImageBody) -> None:
         with self._lock:

@@ -60,7 +60,7 @@ def ready_images(files: Sequence[bytes], card: VisionCard, limits: Limits) -> li
     """
     if len(files) > limits.images_max:
         raise BadRequest(f"images: {len(files)}, the worker takes {limits.images_max} in one request")
-    return [_numbered(place, data, card, limits) for place, data in enumerate(files)]
+    return [_numbered(index, data, card, limits) for index, data in enumerate(files)]
 
 
 def _numbered(place: int, data: bytes, card: VisionCard, limits: Limits) -> ReadyImage:

@@ -33,11 +33,11 @@ class ModelTokenizer:
             if known is not None and (model is None or model.tokenizer_hash == known.hash):
                 return known
             described = (self._questions.wait_ready(None)).model
-            found = None
+            tokenizer = None
             if described is not None:
-                found = off_loop(tokenizer_cache.find, described.tokenizer_hash)
-            if found is None:
+                tokenizer = off_loop(tokenizer_cache.find, described.tokenizer_hash)
+            if tokenizer is None:
                 bundle = self._questions.ask(GetTokenizer, TokenizerBundle)
-                found = off_loop(tokenizer_cache.add, bundle)
-            self._known = found
-            return found
+                tokenizer = off_loop(tokenizer_cache.add, bundle)
+            self._known = tokenizer
+            return tokenizer

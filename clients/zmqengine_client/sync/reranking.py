@@ -39,8 +39,10 @@ class Reranking:
         tokenizer = self._tokenizer.get()
         if model.labels:
             source = pair_source(query, documents)
-            made = self._embedding.vectors(len(documents), source, "score", None, options)
-            return Reranked(ranked([probability(logits) for logits in made.vectors.tolist()]), made.tokens)
+            scores = self._embedding.vectors(len(documents), source, "score", None, options)
+            return Reranked(
+                ranked([probability(logits) for logits in scores.vectors.tolist()]), scores.tokens
+            )
         yes, no = tokenizer.token_id("yes"), tokenizer.token_id("no")
         if tokenizer.facts.get("reranker") != "qwen3" or yes is None or no is None:
             raise BadRequest(f"the model {model.name} makes no scores: it is no reranker")

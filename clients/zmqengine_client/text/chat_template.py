@@ -84,8 +84,8 @@ _COMPARING = (
 
 def _compared(template: jinja2.nodes.Template) -> frozenset[str]:
     """The texts in comparisons of a template; its prose is not among them."""
-    found = (text for node in template.find_all(_COMPARING) for text in node.find_all(jinja2.nodes.Const))
-    return frozenset(text.value for text in found if isinstance(text.value, str))
+    constants = (text for node in template.find_all(_COMPARING) for text in node.find_all(jinja2.nodes.Const))
+    return frozenset(text.value for text in constants if isinstance(text.value, str))
 
 
 _PROBE = "probe"

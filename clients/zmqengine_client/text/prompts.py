@@ -80,12 +80,12 @@ def chat_encoder(
         return Encode(refuse)
 
     def tokens(tokenizer: Tokenizer) -> list[int]:
-        given, offered = taken.messages, tools
+        shown_messages, offered = taken.messages, tools
         if offered and "tools" not in tokenizer.variables_of_template(tools=True):
             raise BadRequest("tools: this model's chat template takes none")
         if taken.images:
-            given, offered = without_marker((given, offered), tokenizer.image_marker)
-        return tokenizer.encode_chat(given, offered, **(chat_template_kwargs or {}))
+            shown_messages, offered = without_marker((shown_messages, offered), tokenizer.image_marker)
+        return tokenizer.encode_chat(shown_messages, offered, **(chat_template_kwargs or {}))
 
     return Encode(tokens, taken.images)
 
@@ -94,10 +94,10 @@ def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
     """Raise `BadRequest` for messages that templates drop in silence: none at all, or a role that is misspelt."""
     if not messages:
         raise BadRequest("messages: at least one is needed")
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         role = message.get("role")
         if role not in ROLES:
-            raise BadRequest(f"messages[{place}].role: {role!r} is none of {', '.join(ROLES)}")
+            raise BadRequest(f"messages[{index}].role: {role!r} is none of {', '.join(ROLES)}")
 
 
 def set_text_prompt(

@@ -63,8 +63,8 @@ def probability(logits: Sequence[float]) -> float:
 
 def ranked(scores: Sequence[float]) -> list[Ranked]:
     """Documents from the best to the worst; those of the same score in their own order."""
-    found = [Ranked(index, score) for index, score in enumerate(scores)]
-    return sorted(found, key=lambda each: -each.score)
+    ranking = [Ranked(index, score) for index, score in enumerate(scores)]
+    return sorted(ranking, key=lambda each: -each.score)
 
 
 def _sigmoid(logit: float) -> float:

@@ -54,13 +54,13 @@ class SegmentCache:
             return self._encode_parts([text])[0]
         # Segments at even indices, special tokens between them.
         parts = self._cut.split(text)
-        found = self._find(parts[::2])
-        new = [place for place, ids in enumerate(found) if ids is None]
+        segments = self._find(parts[::2])
+        new = [place for place, ids in enumerate(segments) if ids is None]
         for place, made in zip(new, self._encode_parts([parts[2 * place] for place in new]), strict=True):
-            found[place] = made
+            segments[place] = made
             self._keep(parts[2 * place], made)
         tokens: list[int] = []
-        for place, ids in enumerate(found):
+        for place, ids in enumerate(segments):
             assert ids is not None
             tokens += ids
             if 2 * place + 1 < len(parts):
@@ -68,14 +68,14 @@ class SegmentCache:
         return tokens
 
     def _find(self, parts: Sequence[str]) -> list[Sequence[int] | None]:
-        found: list[Sequence[int] | None] = []
+        segments: list[Sequence[int] | None] = []
         with self._lock:
             for part in parts:
                 ids = self._known.get(part) if len(part) >= PART_CHARS_MIN else None
                 if ids is not None:
                     self._known.move_to_end(part)
-                found.append(ids if part else ())
-        return found
+                segments.append(ids if part else ())
+        return segments
 
     def _keep(self, part: str, ids: Sequence[int]) -> None:
         if not PART_CHARS_MIN <= len(part) <= self._chars_max:

@@ -94,12 +94,12 @@ class StopStrings:
             return text
         after, ends, node = self._stops.after, self._stops.ends, self._node
         whole = self._held + text
-        for place, character in enumerate(text, len(self._held) + 1):
+        for index, character in enumerate(text, len(self._held) + 1):
             node = after(node, character)
             match = ends[node]
             if match is not None:
                 self.match, self._held = match, ""
-                return whole[: place - len(match)]
+                return whole[: index - len(match)]
         self._node = node
         final = len(whole) - self._stops.depth[node]
         self._held = whole[final:]

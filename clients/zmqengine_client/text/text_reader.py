@@ -98,12 +98,12 @@ class TextReader:
             text = self._detokenizer.push(with_text)
         else:
             pieces = []
-            for place, token in enumerate(with_text):
+            for index, token in enumerate(with_text):
                 text = self._detokenizer.push((token,))
-                is_searched = chunk.first_index + place >= self._min_tokens
+                is_searched = chunk.first_index + index >= self._min_tokens
                 pieces.append(self._stops.push(text) if is_searched else text)
                 if self._stops.match is not None:
-                    used = place + 1
+                    used = index + 1
                     break
             text = "".join(pieces)
         self._tokens += tokens[:used]

@@ -39,14 +39,14 @@ def source_of(texts: Sequence[Text], prompt: str | None = None) -> TextSource:
     check_list("texts", texts)
 
     def encode(tokenizer: Tokenizer, start: int, stop: int, tokens_max: int) -> list[TextIds]:
-        given = texts[start:stop]
+        part = texts[start:stop]
         name = tokenizer.facts.get("default_prompt") if prompt is None else prompt
         before = prompt_of(tokenizer, name) if isinstance(name, str) and name else ""
-        plain = [before + text for text in given if isinstance(text, str)]
+        plain = [before + text for text in part if isinstance(text, str)]
         encoded = encode_texts(tokenizer, plain, tokens_max)
         return [
             next(encoded) if isinstance(text, str) else TextIds(token_ids(text, f"text {index}"))
-            for index, text in enumerate(given, start)
+            for index, text in enumerate(part, start)
         ]
 
     return TextSource(encode, sum(map(_characters, texts)))

@@ -77,9 +77,9 @@ class TokenizerDirectory:
             (path.stat().st_mtime, path.stat().st_size, path) for path in self._directory.glob("*.bundle")
         ]
         total = 0
-        for place, (_, size, path) in enumerate(sorted(files, key=lambda file: file[0], reverse=True)):
+        for index, (_, size, path) in enumerate(sorted(files, key=lambda file: file[0], reverse=True)):
             total += size
-            if place and (place >= FILES_MAX or total > CACHE_BYTES_MAX):
+            if index and (index >= FILES_MAX or total > CACHE_BYTES_MAX):
                 path.unlink()
 
     def _path(self, bundle_hash: str) -> Path:

@@ -93,7 +93,7 @@ async def _list_launched(service: Service, launched: LaunchedModels, exchange: E
     elif b"client_version=" in exchange.scope["query_string"]:
         models = [
             _codex_model(
-                place,
+                index,
                 name,
                 entry.name,
                 entry.context_tokens,
@@ -101,7 +101,7 @@ async def _list_launched(service: Service, launched: LaunchedModels, exchange: E
                 tools=True,
                 sees="vision" in entry.capabilities,
             )
-            for place, (name, entry) in enumerate(named)
+            for index, (name, entry) in enumerate(named)
         ]
         await exchange.send_json({"models": models})
     else:
@@ -168,10 +168,10 @@ def _anthropic_page(cards: Mapping[str, object], query: Mapping[str, str]) -> di
     backwards = query.get("before_id") in cards
     if backwards:
         names = [name for name in names if name < query["before_id"]]
-    given = query.get("limit", "1000")
-    if not given.isascii() or not given.isdigit() or not 1 <= int(given[:5]) <= _PAGE_MAX:
+    limit_text = query.get("limit", "1000")
+    if not limit_text.isascii() or not limit_text.isdigit() or not 1 <= int(limit_text[:5]) <= _PAGE_MAX:
         raise bad_field("limit", f"a number from 1 to {_PAGE_MAX}")
-    shown = names[-int(given) :] if backwards else names[: int(given)]
+    shown = names[-int(limit_text) :] if backwards else names[: int(limit_text)]
     return {
         "data": [cards[name] for name in shown],
         "has_more": len(shown) < len(names),
@@ -200,11 +200,11 @@ def codex_models(models: Iterable[tuple[str, Model]]) -> dict[str, object]:
     return {
         "models": [
             _codex_model(
-                place, name, model.card.name, model.context_tokens,
+                index, name, model.card.name, model.context_tokens,
                 reasons=bool(model.markers.think_end or model.markers.harmony), tools=takes_tools(model),
                 sees=model.tokenizer.vision is not None,
             )
-            for place, (name, model) in enumerate(models)
+            for index, (name, model) in enumerate(models)
         ]
     }  # fmt: skip
 

@@ -58,11 +58,11 @@ def newest_question(roles: Sequence[str], *, tools: bool) -> int | None:
     if tools:
         return None
     newest = None
-    for place in reversed(range(len(roles))):
-        if roles[place] == "user" and newest is None:
-            newest = place
-        elif roles[place] == "tool":
+    for index in reversed(range(len(roles))):
+        if roles[index] == "user" and newest is None:
+            newest = index
+        elif roles[index] == "tool":
             return None
-        elif roles[place] == "assistant":
+        elif roles[index] == "assistant":
             break
     return newest

@@ -154,11 +154,11 @@ def _forced(tool_choice: str | Mapping[str, object]) -> str | None:
 
 
 def _functions(tools: Tools, name: str) -> list[OfferedFunction]:
-    found = [function for function in _all_functions(tools) if not name or function.name == name]
-    if not found:
+    functions = [function for function in _all_functions(tools) if not name or function.name == name]
+    if not functions:
         what = f"there is no tool {name[:100]!r}" if name else "there are no tools"
         raise bad_field("tool_choice", what)
-    return found
+    return functions
 
 
 def _all_functions(tools: Tools) -> list[OfferedFunction]:

@@ -105,11 +105,11 @@ def _in_generated_order(call: object, generated: _Generated | None) -> object:
     if generated is None or generated.arguments is None or not isinstance(call, dict):
         return call
     function = call.get("function")
-    given = function.get("arguments") if isinstance(function, dict) else None
+    arguments = function.get("arguments") if isinstance(function, dict) else None
     if (
         not isinstance(function, dict)
-        or given != generated.arguments
-        or _same_order(given, generated.arguments)
+        or arguments != generated.arguments
+        or _same_order(arguments, generated.arguments)
     ):
         return call
     return {**call, "function": {**function, "arguments": generated.arguments}}

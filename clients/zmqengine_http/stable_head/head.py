@@ -120,9 +120,9 @@ def drop_markers(messages: Sequence[TemplateMessage]) -> tuple[list[TemplateMess
 def _without_countdowns(text: str) -> tuple[str, int]:
     """The text without countdowns and the blanks around each, and the number of those."""
     kept, start, count = [], 0, 0
-    for found in _COUNTDOWN.finditer(text):
-        kept.append(text[start : found.start()].rstrip(" \t"))
-        start = found.end()
+    for match in _COUNTDOWN.finditer(text):
+        kept.append(text[start : match.start()].rstrip(" \t"))
+        start = match.end()
         count += 1
     return ("".join((*kept, text[start:])) if count else text), count
 

@@ -50,9 +50,9 @@ class Pool:
         Of several workers with one name it is the longest context, those that are ready first: `choose` knows who has
         it.
         """
-        found = [(worker.ready, worker.model) for worker in self.workers if worker.model]
-        found.sort(key=lambda each: (each[0], each[1].context_tokens))
-        known = {model.card.name: model for _, model in found}
+        ready_models = [(worker.ready, worker.model) for worker in self.workers if worker.model]
+        ready_models.sort(key=lambda each: (each[0], each[1].context_tokens))
+        known = {model.card.name: model for _, model in ready_models}
         aliases = {
             alias: known[name]
             for alias, name in (self._learned | self._aliases).items()

@@ -28,11 +28,11 @@ class SamplingDefaults(NamedTuple):
 
 def sampling_defaults(facts: Mapping[str, object]) -> SamplingDefaults:
     """The defaults in the facts of a tokenizer bundle, where they are numbers as text."""
-    found: dict[str, float] = {}
+    defaults: dict[str, float] = {}
     for name, kind in (("temperature", float), ("top_p", float), ("top_k", int)):
         with contextlib.suppress(KeyError, ValueError):
-            found[name] = kind(str(facts[f"default_{name}"]))
-    return SamplingDefaults(**found)  # type: ignore[arg-type]
+            defaults[name] = kind(str(facts[f"default_{name}"]))
+    return SamplingDefaults(**defaults)  # type: ignore[arg-type]
 
 
 class Model:

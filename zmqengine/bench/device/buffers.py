@@ -57,17 +57,17 @@ def measure(model: Path) -> dict[str, float]:
     """Milliseconds of a decode step, by rows, and tokens of prefill a second."""
     engine = opened(model).engine
     vocab_size = engine.info.vocab_size
-    found = {}
+    measured = {}
     for rows in (1, _ROWS):
         prompts = [prompt_of(20, vocab_size, row) for row in range(rows)]
         # Kernels are compiled in the first run.
         run(engine, prompts, 8)
-        found[f"{rows} rows, ms a step"] = 1000 * median(run(engine, prompts, _TOKENS).step_s)
+        measured[f"{rows} rows, ms a step"] = 1000 * median(run(engine, prompts, _TOKENS).step_s)
     run(engine, [prompt_of(_PROMPT_TOKENS, vocab_size, 20)], 1)
     prefill_s = sum(run(engine, [prompt_of(_PROMPT_TOKENS, vocab_size, 21)], 1).step_s)
-    found["prefill, tokens/s"] = _PROMPT_TOKENS / prefill_s
+    measured["prefill, tokens/s"] = _PROMPT_TOKENS / prefill_s
     engine.close()
-    return found
+    return measured
 
 
 def _in_words(found: dict[str, float]) -> str:

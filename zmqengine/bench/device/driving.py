@@ -60,10 +60,10 @@ def run(
         step_s.append(time.perf_counter() - started_s)
         after_step()
         failures = result.failures
-        for made in result.tokens:
-            tokens[made.row].append(made.token)
-            if made.finish is not None:
-                running.discard(made.row)
+        for token in result.tokens:
+            tokens[token.row].append(token.token)
+            if token.finish is not None:
+                running.discard(token.row)
     if failures:
         raise RuntimeError(failures[0].message)
     return Ran(tokens, step_s)
@@ -71,4 +71,4 @@ def run(
 
 def prompt_of(length: int, vocab_size: int, seed: int = 0) -> list[int]:
     """A prompt without repetitions that a cache could use."""
-    return [(seed * 7919 + place * 104_729 + place * place) % vocab_size for place in range(length)]
+    return [(seed * 7919 + index * 104_729 + index * index) % vocab_size for index in range(length)]

@@ -175,7 +175,7 @@ def _draws() -> Verdict:
     """Tokens that are drawn with the same seeds; both ways to find the top_p threshold."""
     shares, ok = [], True
     for nucleus in ("search", "sort"):
-        for place, sampling in enumerate(SAMPLED):
+        for index, sampling in enumerate(SAMPLED):
             rows = [
                 Row(RowRequest(row=at, prompt=[0], max_tokens=2, sampling=sampling, seed=at), _VOCABULARY, 4)
                 for at in range(32)
@@ -183,7 +183,7 @@ def _draws() -> Verdict:
             here, there = _on_both(partial(_drawn, rows, nucleus))
             alike = float((here == there).mean())
             ok = ok and alike >= _ALIKE_MIN
-            shares.append(f"{nucleus} {place}: {alike:.0%}")
+            shares.append(f"{nucleus} {index}: {alike:.0%}")
     return Verdict("draws", ok, "the same tokens as on the CPU, " + ", ".join(shares))
 
 

@@ -75,14 +75,14 @@ def busy_notes() -> list[str]:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the main packages, and the commit of a checkout."""
-    found = {"python": platform.python_version()}
+    versions_by_name = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            versions_by_name[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
     commit = _commit()
-    return found | ({"commit": commit} if commit else {})
+    return versions_by_name | ({"commit": commit} if commit else {})
 
 
 def command_line() -> list[str]:

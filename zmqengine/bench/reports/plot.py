@@ -106,16 +106,16 @@ def _draw_lines(axes: Axes, report: BenchReport, rounds: Rounds, scenario: str, 
 
 def _draw_bars(axes: Axes, report: BenchReport, rounds: Rounds, scenario: str, measure: str) -> None:
     """Bars of targets, grouped by case."""
-    found: dict[tuple[str, str], Figure] = {
+    figures: dict[tuple[str, str], Figure] = {
         (case, label): figure
         for case in report.cases(scenario)
         for label in report.labels()
         if (figure := rounds.figure(scenario, case, label, measure))
     }
-    cases = list(dict.fromkeys(case for case, _ in found))
-    labels = [label for label in report.labels() if any(key[1] == label for key in found)]
+    cases = list(dict.fromkeys(case for case, _ in figures))
+    labels = [label for label in report.labels() if any(key[1] == label for key in figures)]
     width = 0.8 / len(labels)
-    for (case, label), figure in found.items():
+    for (case, label), figure in figures.items():
         x = cases.index(case) + (labels.index(label) - (len(labels) - 1) / 2) * width
         whiskers = [[figure.median - figure.least], [figure.greatest - figure.median]]
         axes.bar(

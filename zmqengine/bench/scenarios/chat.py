@@ -30,8 +30,8 @@ async def run(context: Context, case: str) -> Measures:
 
     async def one_user(number: int) -> None:
         chance = random.Random(f"{context.shared_seed} {number}")
-        own = context.prompts.reseeded(f"{context.seed} {number}")
-        requests = conversation(options, chance, own, shared)
+        prompts = context.prompts.reseeded(f"{context.seed} {number}")
+        requests = conversation(options, chance, prompts, shared)
         while True:
             # Tokenising takes milliseconds, which are not the server's: on a thread, while the user thinks.
             request = await asyncio.to_thread(next, requests)

@@ -25,14 +25,14 @@ class ServerUsage:
         return sum(sizes) if sizes else None
 
     def _processes(self) -> set[psutil.Process]:
-        found = set()
+        processes = set()
         for pid in self._pids:
             try:
                 process = psutil.Process(pid)
-                found |= {process, *process.children(recursive=True)}
+                processes |= {process, *process.children(recursive=True)}
             except psutil.Error:
                 continue
-        return found
+        return processes
 
 
 def listening_pid(url: str) -> int | None:

@@ -250,9 +250,9 @@ def model(shape: str, out: Path, bits: str | None, seed: int) -> None:
     """Make a model of random weights, for machines that cannot download one."""
     from zmqengine.bench.models.random_model import make_model
 
-    made = SHAPES[shape]
-    make_model(shape, made, out, bits=int(bits) if bits else None, seed=seed)
-    show_progress(f"{made.parameters:,} random weights in {out}")
+    shape_config = SHAPES[shape]
+    make_model(shape, shape_config, out, bits=int(bits) if bits else None, seed=seed)
+    show_progress(f"{shape_config.parameters:,} random weights in {out}")
     click.echo(out)
 
 

@@ -31,8 +31,8 @@ def http(path: Path | None, print_config: bool, aliases: tuple[str, ...], **opti
     the file. Options win over the environment, and the environment over the file.
     """
     options["aliases"] = config.alias_pairs(aliases) or None
-    given = os.environ.get("ZMQENGINE_HTTP_CONFIG")
-    loaded = config.load(options, os.environ, path or (Path(given) if given else None))
+    config_text = os.environ.get("ZMQENGINE_HTTP_CONFIG")
+    loaded = config.load(options, os.environ, path or (Path(config_text) if config_text else None))
     if print_config:
         click.echo(loaded.to_toml(), nl=False)
         return 0

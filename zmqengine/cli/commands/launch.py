@@ -112,11 +112,11 @@ class _Http:
             )
         if name is not None and name not in by_name:
             raise click.ClickException(f"there is no model {name!r} at {self.url}, only {', '.join(by_name)}")
-        own = [card["id"] for card in cards if card["id"] == card["root"]] or list(by_name)
+        names = [card["id"] for card in cards if card["id"] == card["root"]] or list(by_name)
         chosen = name or min(
-            own,
+            names,
             key=lambda each: (
-                program.tools and len(own) > 1 and "tools" not in self.capabilities(each),
+                program.tools and len(names) > 1 and "tools" not in self.capabilities(each),
                 by_name[each] < program.context_tokens_min,
             ),
         )

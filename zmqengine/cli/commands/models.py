@@ -37,9 +37,9 @@ def models(directories: tuple[Path, ...], memory_limit: int | None, as_json: boo
     column is the number of chats of 8,192 tokens, or of the context if that is shorter, that fit at once.
     """
     limit = memory_limit or look_at_machine().limit_bytes
-    found = [*(Found(name, model_path(name)) for name in BUNDLED), *find_models(directories)]
+    models_on_disk = [*(Found(name, model_path(name)) for name in BUNDLED), *find_models(directories)]
     others = list(foreign_models())
-    documents = [_document(model, limit) for model in found]
+    documents = [_document(model, limit) for model in models_on_disk]
     documents += [_foreign_document(model, limit) for model in others]
     if as_json:
         click.echo(json.dumps(documents, indent=2))

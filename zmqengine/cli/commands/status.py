@@ -165,8 +165,8 @@ def _tokens_per_s(client: Client, before: Status) -> float | None:
     passed_s = after.uptime_s - before.uptime_s
     if after.epoch != before.epoch or passed_s <= 0:
         return None
-    made = after.numbers.get("generated_tokens", 0) - before.numbers.get("generated_tokens", 0)
-    return made / passed_s
+    tokens = after.numbers.get("generated_tokens", 0) - before.numbers.get("generated_tokens", 0)
+    return tokens / passed_s
 
 
 def _lines(description: Description, now: Status, rate: float | None) -> list[str]:

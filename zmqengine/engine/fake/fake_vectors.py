@@ -19,8 +19,8 @@ def fake_vector(text: Sequence[int], width: int, *, second: int = 0, is_score: b
     import numpy as np
 
     seed = array("Q", [second, is_score, *text]).tobytes()
-    made = np.frombuffer(hashlib.shake_128(seed).digest(4 * width), "<u4").astype(np.float64) / 2**31 - 1
-    return (made if is_score else _of_length_one(made)).astype(np.float32)
+    vector = np.frombuffer(hashlib.shake_128(seed).digest(4 * width), "<u4").astype(np.float64) / 2**31 - 1
+    return (vector if is_score else _of_length_one(vector)).astype(np.float32)
 
 
 class FakeTexts:

@@ -225,10 +225,10 @@ def _with_schemas(lark: str) -> str:
     """A grammar whose `%json` schemas are treated as schemas of a request."""
     pieces: list[str] = []
     at = count = 0
-    while found := _LARK_LEXEME.search(lark, at):
-        pieces.append(lark[at : found.end()])
-        at = found.end()
-        if found[0].startswith("%json"):
+    while lexeme := _LARK_LEXEME.search(lark, at):
+        pieces.append(lark[at : lexeme.end()])
+        at = lexeme.end()
+        if lexeme[0].startswith("%json"):
             count += 1
             if count > _SCHEMAS_MAX:
                 raise BadRequest(f"constraint: the lark is too complex: more than {_SCHEMAS_MAX} schemas")

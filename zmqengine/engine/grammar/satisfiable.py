@@ -16,13 +16,13 @@ def check_satisfiable(schema: dict[str, Any]) -> None:
     """
     search = _Search(schema)
     targets = {ref: search.resolve(ref) for ref in _references(schema)}
-    found = True
-    while found:
+    is_new = True
+    while is_new:
         new = {
             ref for ref, target in targets.items() if ref not in search.finite and search.is_finite(target)
         }
         search.finite |= new
-        found = bool(new)
+        is_new = bool(new)
     if not search.is_finite(schema):
         raise ValueError(
             "the schema matches nothing: each of its values would hold itself, or a member that is false"
@@ -110,15 +110,15 @@ def _least(schema: dict[str, Any], keyword: str) -> float:
 
 def _references(schema: Any) -> set[str]:
     """Local references anywhere in a schema."""
-    found: set[str] = set()
+    references: set[str] = set()
     nodes = [schema]
     while nodes:
         node = nodes.pop()
         if isinstance(node, dict):
             ref = node.get("$ref")
             if isinstance(ref, str) and ref.startswith("#"):
-                found.add(ref)
+                references.add(ref)
             nodes.extend(node.values())
         elif isinstance(node, list):
             nodes.extend(node)
-    return found
+    return references

@@ -195,10 +195,10 @@ class ThinkingMatcher:
         """Number of leading `tokens` that may be verified as drafts."""
         count = len(tokens) if self.grammar is None else self.grammar.allowed(tokens)
         ahead = self._copy()
-        for place in range(count):
-            token = int(tokens[place])
+        for index in range(count):
+            token = int(tokens[index])
             if ahead.only not in (None, token) or ahead.barred == token:
-                return place
+                return index
             ahead.follow(token)
         return count
 
@@ -208,10 +208,10 @@ class ThinkingMatcher:
         Where the grammar allows nothing that is left, it wins.
         """
         ahead = self._copy()
-        for place in range(len(draft) + 1):
-            if place:
-                ahead.follow(int(draft[place - 1]))
-            only, barred, allowed = ahead.only, ahead.barred, bits[place]
+        for index in range(len(draft) + 1):
+            if index:
+                ahead.follow(int(draft[index - 1]))
+            only, barred, allowed = ahead.only, ahead.barred, bits[index]
             if only is not None and _is_set(allowed, only):
                 allowed[:] = 0
                 allowed[only // _BITS] = 1 << only % _BITS

@@ -52,14 +52,14 @@ def prepare_environment() -> list[EnvironmentVariable]:
     """Set unset variables before MLX is imported; returns all of them. Later calls change nothing."""
     if "mlx.core" in sys.modules:
         return variables_in(settings(), os.environ)
-    found = []
+    variables = []
     for setting in settings():
         if setting.name not in os.environ:
             _set_here.add(setting.name)
         by = "here" if setting.name in _set_here else "you"
         value = os.environ.setdefault(setting.name, setting.value)
-        found.append(EnvironmentVariable(setting.name, value, by, setting.why))
-    return found
+        variables.append(EnvironmentVariable(setting.name, value, by, setting.why))
+    return variables
 
 
 def choose_tf32_of_encoders() -> EnvironmentVariable | None:

@@ -67,8 +67,8 @@ def product_errors(mx: Any) -> dict[str, float]:
         expected = left @ right
         for name in ("float32", "float16"):
             product = mx.array(left).astype(getattr(mx, name)) @ mx.array(right).astype(getattr(mx, name))
-            found = np.array(product.astype(mx.float32))
-            error = float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+            computed = np.array(product.astype(mx.float32))
+            error = float(np.linalg.norm(computed - expected) / np.linalg.norm(expected))
             # JSON has no NaN, and comparisons with NaN are false.
             errors[f"{rows} rows {name}"] = error if np.isfinite(error) else 1e9
     return errors
@@ -76,7 +76,7 @@ def product_errors(mx: Any) -> dict[str, float]:
 
 def packages() -> dict[str, dict[str, str]]:
     """Release, installer and platform tag of MLX's packages, from their metadata."""
-    found = {}
+    versions = {}
     for name in _PACKAGES:
         try:
             package = metadata.distribution(name)
@@ -84,13 +84,13 @@ def packages() -> dict[str, dict[str, str]]:
             continue
         wheel = package.read_text("WHEEL") or ""
         tags = [line.partition(":")[2].strip() for line in wheel.splitlines() if line.startswith("Tag:")]
-        found[name] = {
+        versions[name] = {
             "version": package.version,
             "installer": (package.read_text("INSTALLER") or "").strip(),
             "tag": tags[0] if tags else "",
             "source": "a checkout" if package.read_text("direct_url.json") else "",
         }
-    return found
+    return versions
 
 
 if __name__ == "__main__":

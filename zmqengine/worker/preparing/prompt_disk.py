@@ -80,13 +80,13 @@ class PromptDisk:
             return False
         if self._abandoned is not None and self._abandoned.is_running:
             return False
-        found = self._plan(request.insert, request)
-        if found is None:
+        planned = self._plan(request.insert, request)
+        if planned is None:
             return False
         if not self._is_restoring:
             if self._restore is not None:
                 self.release(self._restore.request)
-            self._start(request, *found, now_s)
+            self._start(request, *planned, now_s)
         self._aside[request] = None
         return True
 

@@ -59,10 +59,10 @@ def _of_linux(root: Path, groups: list[Path]) -> Level:
 def _stalled(path: Path) -> float:
     """Pressure stall information (Documentation/accounting/psi.rst); 0 where the kernel has none."""
     try:
-        found = re.search(r"^full avg10=([\d.]+)", path.read_text(), re.MULTILINE)
+        match = re.search(r"^full avg10=([\d.]+)", path.read_text(), re.MULTILINE)
     except OSError:
         return 0.0
-    return float(found[1]) if found else 0.0
+    return float(match[1]) if match else 0.0
 
 
 def _control_groups(root: Path) -> list[Path]:

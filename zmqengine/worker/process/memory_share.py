@@ -130,8 +130,8 @@ class MemoryShare:
 
     def _others(self) -> list[Claim]:
         """The claims of the other live workers. Files of dead ones are removed."""
-        found = [_read_live(path) for path in sorted(self._directory.glob("*.json")) if path != self._path]
-        return [claim for claim in found if claim is not None]
+        claims = [_read_live(path) for path in sorted(self._directory.glob("*.json")) if path != self._path]
+        return [claim for claim in claims if claim is not None]
 
     def _write(self) -> None:
         """Write the claim, into a file of the same name if the earlier one was removed."""
@@ -167,8 +167,8 @@ class MemoryShare:
 def live_claims(directory: Path) -> list[Claim]:
     """The claims of all live workers, for a process without a claim. Raises OSError without the directory."""
     # Without the directory's lock no file is removed: a new one may not be locked yet.
-    found = [_read_live(path, remove=False) for path in sorted(directory.glob("*.json"))]
-    return [claim for claim in found if claim is not None]
+    claims = [_read_live(path, remove=False) for path in sorted(directory.glob("*.json"))]
+    return [claim for claim in claims if claim is not None]
 
 
 def _gib(size: int) -> str:

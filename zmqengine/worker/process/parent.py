@@ -117,8 +117,8 @@ class ParentProcess:
 
 def restarts_so_far() -> int:
     """Number of restarts by this worker's supervisor; 0 without one."""
-    given = os.environ.pop(RESTARTS, "0")
-    return int(given) if given.isdigit() else 0
+    restarts = os.environ.pop(RESTARTS, "0")
+    return int(restarts) if restarts.isdigit() else 0
 
 
 def watch_supervisor(on_gone: Callable[[], None]) -> SupervisorLink | None:

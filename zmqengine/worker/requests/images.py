@@ -102,7 +102,7 @@ class ImageStore:
 
     def settled(self) -> list[SettledImage]:
         """Images whose hash has become known since the last call; those without an error are held."""
-        found = []
+        settled_images = []
         for name, (image, digest) in list(islice(self._arriving.items(), SETTLED_MAX)):
             if not digest.done():
                 break
@@ -115,8 +115,8 @@ class ImageStore:
                 error = BadRequest(
                     f"hash: it is not that of kind {self._card.kind!r}, the grids and the pixels"
                 )
-            found.append(SettledImage(name, error))
-        return found
+            settled_images.append(SettledImage(name, error))
+        return settled_images
 
     def close(self) -> None:
         """Compute no further hash."""

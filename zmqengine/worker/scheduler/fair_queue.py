@@ -57,9 +57,9 @@ class FairQueue:
 
     def places_ahead(self, flow: str) -> int:
         """Estimate of the requests that start before one more of this flow, if flows take turns."""
-        own = self.waiting_of(flow)
-        others = self.waiting - own
-        return own + min(others, (own + 1) * (self.flows - bool(own)))
+        waiting = self.waiting_of(flow)
+        others = self.waiting - waiting
+        return waiting + min(others, (waiting + 1) * (self.flows - bool(waiting)))
 
     def push(self, ticket: Ticket, now_s: float) -> None:
         """Queue a request. A flow that had none waiting starts level with the least served."""

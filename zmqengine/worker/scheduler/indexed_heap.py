@@ -38,17 +38,17 @@ class IndexedHeap(Generic[Item]):
 
     def remove(self, item: Item) -> None:
         """Remove an item. Raises KeyError if it is not in the heap."""
-        place = self._places.pop(item)
+        index = self._places.pop(item)
         last = self._entries.pop()
-        if place < len(self._entries):
-            self._entries[place] = last
-            self._settle(place)
+        if index < len(self._entries):
+            self._entries[index] = last
+            self._settle(index)
 
     def rekey(self, item: Item, key: Key) -> None:
         """Change an item's key. Raises KeyError if it is not in the heap."""
-        place = self._places[item]
-        self._entries[place] = (key, item)
-        self._settle(place)
+        index = self._places[item]
+        self._entries[index] = (key, item)
+        self._settle(index)
 
     def _settle(self, place: int) -> None:
         if place and self._entries[place][0] < self._entries[(place - 1) >> 1][0]:

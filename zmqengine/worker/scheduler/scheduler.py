@@ -393,11 +393,11 @@ class Scheduler:
 
     def _charge(self, request: LiveRequest) -> None:
         """Charge a running request's flow for the output tokens since the last charge."""
-        made = request.output_tokens - request.charged_tokens
+        tokens = request.output_tokens - request.charged_tokens
         # Forced tokens are charged as prefill.
-        if made > 0:
-            request.charged_tokens += made
-            self.order.charge(request.ticket, 0, made)
+        if tokens > 0:
+            request.charged_tokens += tokens
+            self.order.charge(request.ticket, 0, tokens)
 
     def _note_prefill_start(self, request: LiveRequest, total: int, cached: int) -> None:
         counters = self._counters

@@ -44,5 +44,5 @@ class Divergences:
         from tokenizers import Tokenizer
 
         assert self._tokenizer_json is not None
-        made: Tokenizer = Tokenizer.from_str(self._tokenizer_json.decode())
-        return made
+        tokenizer: Tokenizer = Tokenizer.from_str(self._tokenizer_json.decode())
+        return tokenizer

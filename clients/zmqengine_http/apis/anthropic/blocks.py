@@ -31,7 +31,7 @@ class BlockTexts:
         if isinstance(content, str):
             return content
         return separator.join(
-            self.text(block, f"{where}[{place}]", strict=strict) for place, block in enumerate(content)
+            self.text(block, f"{where}[{index}]", strict=strict) for index, block in enumerate(content)
         )
 
     def text(self, block: Block, where: str, *, strict: bool = False) -> str:
@@ -42,8 +42,8 @@ class BlockTexts:
         if block.type == "tool_reference":
             return self._deferred.text(block)
         if block.type == "search_result":
-            found = self._inner(block.content, f"{where}.content", strict=strict)
-            return "\n".join(part for part in (block.title, str(block.source or ""), found) if part)
+            inner = self._inner(block.content, f"{where}.content", strict=strict)
+            return "\n".join(part for part in (block.title, str(block.source or ""), inner) if part)
         source = block.source
         if block.type == "document" and isinstance(source, dict):
             if source.get("type") == "text":

@@ -78,12 +78,12 @@ def template_messages(
     if request.system:
         plain.append({"role": "system", "content": texts.joined(request.system, "system", "\n\n")})
     newest = newest_question([_role(message) for message in request.messages], tools=bool(request.tools))
-    for place, message in enumerate(request.messages):
-        where = f"messages[{place}].content"
+    for index, message in enumerate(request.messages):
+        where = f"messages[{index}].content"
         if message.role == "system" or isinstance(message.content, str):
             plain.append({"role": message.role, "content": texts.joined(message.content, where, "\n")})
         elif message.role == "user":
-            plain += _user(message.content, where, texts, strict=place == newest)
+            plain += _user(message.content, where, texts, strict=index == newest)
         else:
             plain.append(_assistant(message.content, where, texts))
     return plain
@@ -100,8 +100,8 @@ def _user(blocks: Sequence[Block], where: str, texts: BlockTexts, *, strict: boo
     """Tool results first, as the API demands and templates expect, then the user's text."""
     plain: list[dict[str, object]] = []
     said: list[str] = []
-    for place, block in enumerate(blocks):
-        at = f"{where}[{place}]"
+    for index, block in enumerate(blocks):
+        at = f"{where}[{index}]"
         if block.type == "tool_result":
             result = texts.result(block, at)
             plain.append({"role": "tool", "tool_call_id": block.tool_use_id or "", "content": result})
@@ -116,13 +116,13 @@ def _assistant(blocks: Sequence[Block], where: str, texts: BlockTexts) -> dict[s
     said: list[str] = []
     reasoning: list[str] = []
     calls: list[dict[str, object]] = []
-    for place, block in enumerate(blocks):
+    for index, block in enumerate(blocks):
         if block.type == "thinking":
             reasoning.append(block.thinking or "")
         elif block.type == "tool_use":
-            calls.append(_call(block, f"{where}[{place}]"))
+            calls.append(_call(block, f"{where}[{index}]"))
         elif block.type != "redacted_thinking" and not _is_server_side(block):
-            said.append(texts.text(block, f"{where}[{place}]"))
+            said.append(texts.text(block, f"{where}[{index}]"))
     plain: dict[str, object] = {"role": "assistant", "content": "".join(said)}
     if any(reasoning):
         plain["reasoning_content"] = "".join(reasoning)
@@ -162,14 +162,14 @@ def _tool_choice(choice: ToolChoice | None) -> str | dict[str, object]:
 
 def _response_format(request: CountRequest) -> dict[str, object]:
     """The JSON schema of the output, from `output_config` or the older `output_format`."""
-    given = (request.output_config and request.output_config.format) or request.output_format
-    if not given:
+    wanted_format = (request.output_config and request.output_config.format) or request.output_format
+    if not wanted_format:
         return {}
-    if given.get("type") != "json_schema":
-        return dict(given)
+    if wanted_format.get("type") != "json_schema":
+        return dict(wanted_format)
     return {
         "type": "json_schema",
-        "json_schema": {"name": "output", "schema": given.get("schema"), "strict": True},
+        "json_schema": {"name": "output", "schema": wanted_format.get("schema"), "strict": True},
     }
 
 

@@ -22,16 +22,16 @@ class DeferredTools:
     """The tools of one request. Once `text` was called for its references, `offered` and `loaded` are complete."""
 
     def __init__(self, request: CountRequest) -> None:
-        own = [tool for tool in request.tools if tool.type in (None, "custom")]
+        custom = [tool for tool in request.tools if tool.type in (None, "custom")]
         searched_by_server = any((tool.type or "").startswith(_SERVER_SEARCH) for tool in request.tools)
         forced = request.tool_choice.name if request.tool_choice else None
-        waiting = [tool for tool in own if tool.defer_loading and tool.name != forced]
-        if searched_by_server or len(waiting) == len(own):
+        waiting = [tool for tool in custom if tool.defer_loading and tool.name != forced]
+        if searched_by_server or len(waiting) == len(custom):
             # Nothing could load them: they are offered in the head.
             waiting = []
-        self._own = own
+        self._own = custom
         self._waiting = {tool.name: tool for tool in waiting}
-        self._head = {tool.name for tool in own} - self._waiting.keys()
+        self._head = {tool.name for tool in custom} - self._waiting.keys()
         self.loaded: list[str] = []
         """Names of the deferred tools that the messages define."""
 

@@ -211,13 +211,13 @@ def _check(request: ChatRequest) -> None:
 
 def check_types(messages: Sequence[ChatMessage], tools: Sequence[ToolDefinition]) -> None:
     """Check that every tool and call has what its type names. Raises a 400 for one that has not."""
-    for place, tool in enumerate(tools):
+    for index, tool in enumerate(tools):
         if getattr(tool, tool.type) is None:
-            raise bad_field(f"tools[{place}].{tool.type}", f"a tool of type {tool.type} has one")
-    for place, message in enumerate(messages):
+            raise bad_field(f"tools[{index}].{tool.type}", f"a tool of type {tool.type} has one")
+    for index, message in enumerate(messages):
         for number, call in enumerate((isinstance(message, AssistantMessage) and message.tool_calls) or ()):
             if getattr(call, call.type) is None:
-                at = f"messages[{place}].tool_calls[{number}].{call.type}"
+                at = f"messages[{index}].tool_calls[{number}].{call.type}"
                 raise bad_field(at, f"a call of type {call.type} has one")
 
 
@@ -250,8 +250,8 @@ def chat_template_messages(
     """
     newest = newest_question([_role(message) for message in messages], tools=tools)
     return [
-        _template_message(message, f"messages[{place}]", pictures or Pictures(), strict=place == newest)
-        for place, message in enumerate(messages)
+        _template_message(message, f"messages[{index}]", pictures or Pictures(), strict=index == newest)
+        for index, message in enumerate(messages)
     ]
 
 
@@ -301,8 +301,8 @@ def chat_tool_choice(request: ChatRequest) -> OfferedTools:
 
 def tool_name(tool: ToolDefinition) -> str:
     """The name of a tool of either type."""
-    found = tool.function or tool.custom
-    return found.name if found else ""
+    definition = tool.function or tool.custom
+    return definition.name if definition else ""
 
 
 def content_text(
@@ -315,8 +315,8 @@ def content_text(
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(
-        _part_text(part, f"{where}.content[{place}]", pictures or Pictures(), strict=strict)
-        for place, part in enumerate(content)
+        _part_text(part, f"{where}.content[{index}]", pictures or Pictures(), strict=strict)
+        for index, part in enumerate(content)
     )
 
 

@@ -59,17 +59,17 @@ def _texts(model: Model, request: CompletionRequest) -> list[str]:
 async def _prompts(
     service: Service, exchange: Exchange, request: CompletionRequest, model: Model
 ) -> list[Prompt]:
-    given = request.prompts
-    for prompt in given:
+    prompts = request.prompts
+    for prompt in prompts:
         if not isinstance(prompt, str):
             check_ids("prompt", prompt, model)
     tokenizing, suffix = service.tokenizing, request.suffix
     if suffix:
-        works = [functools.partial(middle_prompt, model, prompt, suffix) for prompt in given]
+        works = [functools.partial(middle_prompt, model, prompt, suffix) for prompt in prompts]
         return [Prompt(await tokenizing.run(exchange.id, exchange.body_bytes, work, len)) for work in works]
     # `CompletionRequest.prompts` refuses mixtures, so either all are texts or none is.
-    texts = [prompt for prompt in given if isinstance(prompt, str)]
-    encoded = await tokenizing.texts(exchange.id, exchange.body_bytes, model, texts) if texts else given
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    encoded = await tokenizing.texts(exchange.id, exchange.body_bytes, model, texts) if texts else prompts
     return [Prompt(tokens) for tokens in encoded if not isinstance(tokens, str)]
 
 

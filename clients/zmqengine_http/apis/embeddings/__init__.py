@@ -37,16 +37,20 @@ FLOATS_AT_ONCE = 1 << 14
 async def answer_embeddings(service: Service, exchange: Exchange, request: EmbeddingRequest) -> None:
     """Respond with the vector of each input."""
     model = service.pool.model(request.model)
-    made = await _embedded(service, exchange, model, "input", request)
+    embedded = await _embedded(service, exchange, model, "input", request)
     name = request.model or model.card.name
-    await send_floats(exchange, made, lambda: embeddings_document(made, name, request.encoding_format))
+    await send_floats(
+        exchange, embedded, lambda: embeddings_document(embedded, name, request.encoding_format)
+    )
 
 
 async def answer_tei(service: Service, exchange: Exchange, request: TeiEmbedRequest) -> None:
     """Respond with the vector of each input, a list of lists."""
     model = service.pool.model(request.model)
-    made = await _embedded(service, exchange, model, "inputs", request)
-    await send_floats(exchange, made, lambda: msgspec.json.encode([floats_of(each) for each in made.vectors]))
+    embedded = await _embedded(service, exchange, model, "inputs", request)
+    await send_floats(
+        exchange, embedded, lambda: msgspec.json.encode([floats_of(each) for each in embedded.vectors])
+    )
 
 
 async def _embedded(
@@ -118,20 +122,20 @@ async def answer_rerank(service: Service, exchange: Exchange, request: RerankReq
     model = service.pool.model(request.model)
     texts = request.passages
     with client_of(service, exchange, model) as client:
-        made = await client.rerank_counted(
+        reranked = await client.rerank_counted(
             request.query, texts, instruction=request.instruction, **request.options
         )
-    exchange.facts |= {"texts": len(texts), "tokens": made.tokens}
+    exchange.facts |= {"texts": len(texts), "tokens": reranked.tokens}
     if request.texts is not None:
         ranked: list[dict[str, object]] = []
-        for each in made.ranked[: request.top_n]:
-            own = {"text": texts[each.index]} if request.return_text else {}
-            ranked.append({"index": each.index, "score": each.score, **own})
+        for each in reranked.ranked[: request.top_n]:
+            document = {"text": texts[each.index]} if request.return_text else {}
+            ranked.append({"index": each.index, "score": each.score, **document})
         await exchange.send_json(ranked)
         return
     version = "2" if exchange.scope["path"].startswith("/v2") else "1"
     results: list[dict[str, object]] = []
-    for each in made.ranked[: request.top_n]:
+    for each in reranked.ranked[: request.top_n]:
         result: dict[str, object] = {"index": each.index, "relevance_score": each.score}
         if request.return_documents:
             result["document"] = {"text": texts[each.index]}
@@ -141,7 +145,7 @@ async def answer_rerank(service: Service, exchange: Exchange, request: RerankReq
             "id": f"rerank-{secrets.token_hex(16)}",
             "model": request.model or model.card.name,
             "results": results,
-            "usage": {"prompt_tokens": made.tokens, "total_tokens": made.tokens},
+            "usage": {"prompt_tokens": reranked.tokens, "total_tokens": reranked.tokens},
             "meta": {"api_version": {"version": version}, "billed_units": {"search_units": 1}},
         }
     )

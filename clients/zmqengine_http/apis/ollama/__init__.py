@@ -65,8 +65,8 @@ async def _answer_chat(
     def writer(generation: Generation) -> OllamaWriter:
         return OllamaWriter(generation, request.model, fields)
 
-    made = await chat_completions.make_chat(service, exchange, read.request)
-    await answer_chat(service, exchange, made, writer, stream=request.stream)
+    chat = await chat_completions.make_chat(service, exchange, read.request)
+    await answer_chat(service, exchange, chat, writer, stream=request.stream)
 
 
 async def _loaded(service: Service, exchange: Exchange, request: OllamaRequest, fields: _Fields) -> None:

@@ -45,24 +45,26 @@ async def embed(service: Service, exchange: Exchange, request: OllamaEmbedReques
     started_ns = time.monotonic_ns()
     texts = [request.input] if isinstance(request.input, str) else request.input
     with client_of(service, exchange, service.pool.model(request.model)) as client:
-        made = await client.embed_counted(texts, dimensions=request.dimensions, truncate=request.truncate)
+        embedded = await client.embed_counted(texts, dimensions=request.dimensions, truncate=request.truncate)
 
     def document() -> bytes:
         return msgspec.json.encode(
             {
                 "model": request.model,
-                "embeddings": [floats_of(vector) for vector in made.vectors],
+                "embeddings": [floats_of(vector) for vector in embedded.vectors],
                 "total_duration": time.monotonic_ns() - started_ns,
                 "load_duration": 0,
-                "prompt_eval_count": made.tokens,
+                "prompt_eval_count": embedded.tokens,
             }
         )
 
-    await send_floats(exchange, made, document)
+    await send_floats(exchange, embedded, document)
 
 
 async def old_embed(service: Service, exchange: Exchange, request: OllamaEmbeddingRequest) -> None:
     """Respond with the vector of one text."""
     with client_of(service, exchange, service.pool.model(request.model)) as client:
-        made = await client.embed_counted([request.prompt], truncate=True)
-    await send_floats(exchange, made, lambda: msgspec.json.encode({"embedding": floats_of(made.vectors[0])}))
+        embedded = await client.embed_counted([request.prompt], truncate=True)
+    await send_floats(
+        exchange, embedded, lambda: msgspec.json.encode({"embedding": floats_of(embedded.vectors[0])})
+    )

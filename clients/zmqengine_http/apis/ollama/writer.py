@@ -102,7 +102,7 @@ class OllamaWriter:
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
         (choice,) = choices
-        calls = [_call(place, call.id, call.name, call.arguments) for place, call in enumerate(choice.calls)]
+        calls = [_call(index, call.id, call.name, call.arguments) for index, call in enumerate(choice.calls)]
         document = self._document(choice.content, choice.reasoning, calls) | self._logprobs(choice.logprobs)
         return _encoded({**document, **self._end(choice.finish, usage)})
 

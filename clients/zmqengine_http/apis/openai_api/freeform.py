@@ -27,7 +27,7 @@ def freeform_description(description: str | None, format_: object) -> str:
 def freeform_input(arguments: str) -> str:
     """The input in the JSON arguments of a call; the arguments themselves if they hold none."""
     try:
-        given = msgspec.json.decode(arguments, type=dict[str, object]).get("input")
+        input_ = msgspec.json.decode(arguments, type=dict[str, object]).get("input")
     except (msgspec.MsgspecError, RecursionError):
         return arguments
-    return given if isinstance(given, str) else arguments
+    return input_ if isinstance(input_, str) else arguments

@@ -81,10 +81,10 @@ class StructuredOutputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields
             Constraint("lark", self.grammar) if self.grammar is not None else None,
             Constraint("json") if self.json_object else None,
         ]
-        found = [each for each in asked if each is not None]
-        if len(found) > 1:
+        constraints = [each for each in asked if each is not None]
+        if len(constraints) > 1:
             raise bad_field(param, "ask for one of json, regex, choice, grammar and json_object")
-        return found[0] if found else None
+        return constraints[0] if constraints else None
 
 
 def _schema_text(schema: dict[str, object] | str) -> str:
@@ -149,17 +149,17 @@ class GenerationRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknow
             "guided_choice": self.guided_choice,
             "guided_grammar": self.guided_grammar,
         }
-        given = [name for name, value in fields.items() if value is not None]
-        if self.structured_outputs is None and not given:
+        fields_set = [name for name, value in fields.items() if value is not None]
+        if self.structured_outputs is None and not fields_set:
             return None
-        if len(given) > 1:
-            raise bad_field(given[1], f"is given beside {given[0]}: ask for one of them")
+        if len(fields_set) > 1:
+            raise bad_field(fields_set[1], f"is given beside {fields_set[0]}: ask for one of them")
         ours = StructuredOutputs(
             json=self.guided_json,
             regex=self.guided_regex,
             choice=self.guided_choice,
             grammar=self.guided_grammar,
-        ).constraint(given[0] if given else "")
+        ).constraint(fields_set[0] if fields_set else "")
         theirs = self.structured_outputs.constraint("structured_outputs") if self.structured_outputs else None
         if ours is not None and theirs is not None:
             raise bad_field("structured_outputs", "is given beside one of the guided fields")

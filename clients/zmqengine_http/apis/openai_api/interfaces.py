@@ -70,9 +70,9 @@ def translate_chat_fields(body: dict[str, object]) -> dict[str, str]:
         ("reasoning", _effort_of_object),
     ):
         if name in body:
-            found = effort(name, body.pop(name))
-            if found is not None:
-                _give(body, "reasoning_effort", found, name)
+            effort_name = effort(name, body.pop(name))
+            if effort_name is not None:
+                _give(body, "reasoning_effort", effort_name, name)
     format_ = body.get("response_format")
     if isinstance(format_, dict) and isinstance(format_.get("schema"), dict) and "json_schema" not in format_:
         # llama.cpp's, Together's and Fireworks' form.
@@ -100,10 +100,10 @@ def _translate_bounds(body: dict[str, object]) -> dict[str, str]:
 
 
 def _give(body: dict[str, object], name: str, value: object, synonym: str) -> None:
-    given = body.get(name)
+    present = body.get(name)
     if value is None:
         return
-    if given is not None and given != value:
+    if present is not None and present != value:
         raise bad_field(synonym, f"means {name}, which is given too, with another value: send one of them")
     body[name] = value
 

@@ -100,10 +100,10 @@ async def input_items(service: Service, exchange: Exchange) -> None:
 def _stored(exchange: Exchange) -> StoredResponse:
     """The caller's response that the path names. Raises a 404."""
     id_ = exchange.scope["path_params"]["id"]
-    found = _RESPONSES.find(exchange.caller, id_)
-    if found is None:
+    stored = _RESPONSES.find(exchange.caller, id_)
+    if stored is None:
         raise ApiError(404, f"Response with id {id_[:100]!r} not found.", param="id", code="not_found")
-    return found
+    return stored
 
 
 def _asked(service: Service, exchange: Exchange, request: ResponsesRequest) -> _Asked:
@@ -145,8 +145,8 @@ def _earlier(exchange: Exchange, previous: str | None) -> list[Item]:
     """The conversation up to a response. Raises a 400 for one that is not remembered."""
     if previous is None:
         return []
-    found = _RESPONSES.conversation(exchange.caller, previous)
-    if found is None:
+    earlier = _RESPONSES.conversation(exchange.caller, previous)
+    if earlier is None:
         raise ApiError(
             400,
             f"Previous response with id {previous[:100]!r} not found: only the latest are kept, in memory, each for "
@@ -154,7 +154,7 @@ def _earlier(exchange: Exchange, previous: str | None) -> list[Item]:
             param="previous_response_id",
             code="previous_response_not_found",
         )
-    return found
+    return earlier
 
 
 def _effort(request: ResponsesRequest) -> str | None:
@@ -209,12 +209,12 @@ def _head(request: ResponsesRequest, model: str) -> dict[str, object]:
 
 def _response_format(request: ResponsesRequest) -> dict[str, object]:
     """The format in the form of chat completions, which nests the schema in a `json_schema` field."""
-    given = request.text.format if request.text else None
-    if not given or given.get("type") != "json_schema":
-        return dict(given or {})
+    text_format = request.text.format if request.text else None
+    if not text_format or text_format.get("type") != "json_schema":
+        return dict(text_format or {})
     return {
         "type": "json_schema",
-        "json_schema": {name: value for name, value in given.items() if name != "type"},
+        "json_schema": {name: value for name, value in text_format.items() if name != "type"},
     }
 
 

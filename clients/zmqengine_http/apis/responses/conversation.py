@@ -44,12 +44,12 @@ class InputItems:
             self.messages.append({"role": "system", "content": request.instructions})
         items = [*earlier, *own_items(request)]
         newest = newest_question([_role(item) for item in items], tools=bool(request.tools))
-        for place, item in enumerate(items):
-            where = f"input[{place - len(earlier)}]"
-            if place == len(items) - 1 and item.type.endswith("_output") and item.type not in _OUTPUTS:
+        for index, item in enumerate(items):
+            where = f"input[{index - len(earlier)}]"
+            if index == len(items) - 1 and item.type.endswith("_output") and item.type not in _OUTPUTS:
                 # An answer would be about something older.
                 raise _unread(item, where, "the result of a tool of the server, of which there are none here")
-            self._add(item, where, strict=place == newest)
+            self._add(item, where, strict=index == newest)
         for turn, field, texts in self._texts:
             turn[field] = "".join(texts)
 
@@ -84,8 +84,8 @@ class InputItems:
         if item.id in self._referred_ids:
             raise bad_field(where, f"duplicate item {str(item.id)[:60]!r}: refer to each item once")
         self._referred_ids.add(item.id)
-        found = self._find(item.id or "")
-        if found is None:
+        referred = self._find(item.id or "")
+        if referred is None:
             raise ApiError(
                 400,
                 f"{where}: there is no item {str(item.id)[:60]!r} here, only the latest ones are kept and none of a "
@@ -93,7 +93,7 @@ class InputItems:
                 param=where,
                 code="unsupported_value",
             )
-        return found
+        return referred
 
     def _message(self, item: Item, where: str, *, strict: bool) -> None:
         text = _text(item.content, f"{where}.content", pictures=self._pictures, strict=strict)
@@ -178,7 +178,7 @@ def _text(
     except msgspec.ValidationError:
         raise bad_field(where, "a text or a list of parts") from None
     seen = pictures or Pictures()
-    texts = [_part_text(part, f"{where}[{place}]", seen, strict=strict) for place, part in enumerate(parts)]
+    texts = [_part_text(part, f"{where}[{index}]", seen, strict=strict) for index, part in enumerate(parts)]
     return separator.join(texts)
 
 

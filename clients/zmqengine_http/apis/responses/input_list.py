@@ -18,7 +18,7 @@ def listed_items(items: Sequence[Item], query: Mapping[str, str]) -> dict[str, o
 
     Raises a 400 for another order or limit, or an `after` that is no item.
     """
-    shown = [_shown(item, place) for place, item in enumerate(items)]
+    shown = [_shown(item, index) for index, item in enumerate(items)]
     if query.get("order", "desc") not in ("asc", "desc"):
         raise bad_field("order", "asc or desc")
     if query.get("order") != "asc":

@@ -46,8 +46,8 @@ class OwnedMemory(Generic[T]):
 
     def find(self, owner: str, id_: str) -> T | None:
         """The value of this id if it is this owner's, else None."""
-        found = self._values.get(owner, {}).get(id_)
-        return None if found is None else found[0]
+        entry = self._values.get(owner, {}).get(id_)
+        return None if entry is None else entry[0]
 
     def forget(self, owner: str, id_: str) -> T | None:
         """Drop the owner's value of this id; returns it."""
@@ -123,10 +123,10 @@ class ResponseMemory:
 
     def forget(self, owner: str, id_: str) -> list[str] | None:
         """Drop the owner's response of this id; returns the ids of its output items, or None if it is not here."""
-        found = self._responses.forget(owner, id_)
-        if found is None:
+        forgotten = self._responses.forget(owner, id_)
+        if forgotten is None:
             return None
-        return [item.id or "" for item in msgspec.json.decode(found.document, type=_Output).output]
+        return [item.id or "" for item in msgspec.json.decode(forgotten.document, type=_Output).output]
 
     def conversation(self, owner: str, id_: str) -> list[Item] | None:
         """The items of a response and of all before it, oldest first; None if any of them is not here.
@@ -138,19 +138,19 @@ class ResponseMemory:
         objects = 0
         at: str | None = id_
         while at is not None:
-            found = self.find(owner, at)
-            if found is None:
+            response = self.find(owner, at)
+            if response is None:
                 return None
             chain.append(at)
-            output = msgspec.json.decode(found.document, type=_Output).output
-            turns.append(msgspec.json.decode(found.items, type=list[Item]) + output)
+            output = msgspec.json.decode(response.document, type=_Output).output
+            turns.append(msgspec.json.decode(response.items, type=list[Item]) + output)
             objects += sum(map(_objects, turns[-1]))
             if objects > OBJECTS_MAX:
                 raise bad_field(
                     "previous_response_id",
                     f"the conversation has more than the {OBJECTS_MAX} objects that are read: begin a new one",
                 )
-            at = found.previous
+            at = response.previous
         for each in reversed(chain):
             self._responses.renew(owner, each)
         return [item for turn in reversed(turns) for item in turn]

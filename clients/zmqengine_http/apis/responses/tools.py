@@ -34,8 +34,8 @@ class ToolBook:
         self.plain: list[dict[str, object]] = []
         self.skipped: list[str] = []
         self._names: dict[str, ToolName] = {}
-        for place, tool in enumerate(tools):
-            self._add(tool, f"tools[{place}]", None)
+        for index, tool in enumerate(tools):
+            self._add(tool, f"tools[{index}]", None)
 
     def find(self, flat: str) -> ToolName:
         """The client's name of the tool that the model calls `flat`."""
@@ -48,12 +48,12 @@ class ToolBook:
 
     def _add(self, tool: ResponsesTool, where: str, namespace: str | None) -> None:
         if tool.type == "namespace" and tool.name and namespace is None:
-            for place, inner in enumerate(tool.tools or []):
+            for index, inner in enumerate(tool.tools or []):
                 try:
                     converted = msgspec.convert(inner, ResponsesTool)
                 except msgspec.ValidationError as error:
-                    raise bad_field(f"{where}.tools[{place}]", str(error).partition(" - at")[0]) from None
-                self._add(converted, f"{where}.tools[{place}]", tool.name)
+                    raise bad_field(f"{where}.tools[{index}]", str(error).partition(" - at")[0]) from None
+                self._add(converted, f"{where}.tools[{index}]", tool.name)
             return
         if tool.type == "function":
             parameters = tool.parameters or {"type": "object", "properties": {}}

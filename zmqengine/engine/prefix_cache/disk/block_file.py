@@ -311,8 +311,8 @@ def _opened(path: Path) -> Iterator[int]:
     # Refuse a link, a pipe, and a file of another user, which could contain anything.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
             raise BadFile("it is not a regular file of this user")
         yield descriptor
     finally:

@@ -82,9 +82,9 @@ class Rate:
     def note(self, bytes_: int, seconds: float) -> None:
         """Account for `bytes_` that took `seconds`."""
         if bytes_ >= _MEASURED_BYTES_MIN:
-            found = bytes_ / max(seconds, 1e-9)
-            known = self.bytes_per_s or found
-            self.bytes_per_s = _RATE_KEPT * known + (1 - _RATE_KEPT) * found
+            speed = bytes_ / max(seconds, 1e-9)
+            known = self.bytes_per_s or speed
+            self.bytes_per_s = _RATE_KEPT * known + (1 - _RATE_KEPT) * speed
 
     def seconds(self, bytes_: int) -> float:
         """Estimated time for `bytes_`; 0 where nothing is known."""
@@ -175,10 +175,10 @@ class Directory:
                 if run is None:
                     break
                 name, wanted = run
-            found = self._read_file(name, wanted)
-            if not found:
+            read = self._read_file(name, wanted)
+            if not read:
                 break
-            blocks += found
+            blocks += read
             used.append(name)
         # The first file last: the others cannot be found without it.
         for name in reversed(used):
@@ -341,15 +341,15 @@ class Directory:
 
 def _own_directory(path: Path) -> Path:
     """The subdirectory of `path` for block files, made if it is missing. Raises `ConfigError`."""
-    own = path.expanduser() / SUBDIRECTORY
+    directory = path.expanduser() / SUBDIRECTORY
     try:
-        own.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = own.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-            raise ConfigError(f"--cache-dir: {own} is not a directory of your own: give another one")
-        own.chmod(0o700)
-        if not os.access(own, os.R_OK | os.W_OK | os.X_OK):
-            raise ConfigError(f"--cache-dir: {own} cannot be written to: give another one")
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = directory.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+            raise ConfigError(f"--cache-dir: {directory} is not a directory of your own: give another one")
+        directory.chmod(0o700)
+        if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
+            raise ConfigError(f"--cache-dir: {directory} cannot be written to: give another one")
     except OSError as error:
-        raise ConfigError(f"--cache-dir: {own} cannot be used: {error}; give another one") from None
-    return own
+        raise ConfigError(f"--cache-dir: {directory} cannot be used: {error}; give another one") from None
+    return directory

@@ -271,5 +271,5 @@ def _array(array: HostArray) -> Any:
     is_bfloat16 = array.dtype == "bfloat16"
     kind = np.dtype("uint16" if is_bfloat16 else array.dtype)
     numbers = np.frombuffer(array.data, kind) if len(array.data) else np.zeros(0, kind)
-    made = mx.array(numbers.reshape(array.shape))
-    return made.view(mx.bfloat16) if is_bfloat16 else made
+    built = mx.array(numbers.reshape(array.shape))
+    return built.view(mx.bfloat16) if is_bfloat16 else built

@@ -191,8 +191,8 @@ class TowerBlock(Module):
         inputs = self.norm2(states)
         inner = self.up(inputs)
         inner = self._activation(self.gate(inputs)) * inner if shape.gated else self._activation(inner)
-        made = self.down(inner)
-        return states + (made * self.scale2 if shape.scaled else made)
+        added = self.down(inner)
+        return states + (added * self.scale2 if shape.scaled else added)
 
 
 def norm_of(kind: str, width: int, eps: float) -> Module:
@@ -263,5 +263,5 @@ def _attended(group: mx.array, queries: mx.array, keys: mx.array, values: mx.arr
 def attend(queries: mx.array, keys: mx.array, values: mx.array) -> mx.array:
     """Attention of heads [tiles, heads, tokens, width of a head] to all keys of their tile: [tiles, tokens, width]."""
     tiles, _, tokens, width = queries.shape
-    found = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=width**-0.5)
-    return found.transpose(0, 2, 1, 3).reshape(tiles, tokens, -1)
+    attended = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=width**-0.5)
+    return attended.transpose(0, 2, 1, 3).reshape(tiles, tokens, -1)

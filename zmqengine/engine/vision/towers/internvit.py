@@ -105,8 +105,8 @@ class InternVit(Module):
     def finish(self, states: mx.array, grid: Grid) -> mx.array:
         """States of the patches, merged and projected."""
         cells = merge_cells(states, grid, self.merge)
-        made: mx.array = self.linear2(gelu(self.linear1(self.norm(cells))))
-        return made
+        features: mx.array = self.linear2(gelu(self.linear1(self.norm(cells))))
+        return features
 
     def deep(self, states: mx.array, place: int, grid: Grid) -> mx.array:
         """None of its layers has features of its own."""

@@ -134,9 +134,9 @@ class LayeredJob:
 
     def features(self) -> Features:
         """The features of all tiles, in order."""
-        found = Features(_flat(self._done), tuple(map(_flat, self._deep)))
-        mx.eval(found.arrays())
-        return found
+        features = Features(_flat(self._done), tuple(map(_flat, self._deep)))
+        mx.eval(features.arrays())
+        return features
 
     def _run(self, groups: Iterator[tuple[Grid, np.ndarray]]) -> Iterator[tuple[list[mx.array], int]]:
         encoder = self._encoder

@@ -18,8 +18,8 @@ def open_tower(directory: Path, recipe: VisionRecipe, *, on_gpu: bool) -> Layere
     family = importlib.import_module(f"zmqengine.engine.vision.towers.{recipe.family}")
     try:
         encoder = getattr(family, _ENCODERS[recipe.family])(recipe.config)
-        found = family.arrays(tower_arrays(directory, family.PREFIXES, family.RULES), recipe.config)
+        arrays = family.arrays(tower_arrays(directory, family.PREFIXES, family.RULES), recipe.config)
     except KeyError as error:
         raise ModelLoadError(f"{directory}: the vision tower lacks {error}") from error
-    dtype = fill(encoder, found, directory, recipe.config, on_gpu=on_gpu)
+    dtype = fill(encoder, arrays, directory, recipe.config, on_gpu=on_gpu)
     return LayeredTower(encoder, Normalisation(recipe.mean, recipe.std), dtype, bytes_of(encoder))

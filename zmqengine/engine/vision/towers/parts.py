@@ -42,9 +42,9 @@ def resize_table(table: mx.array, grid: tuple[int, int], sampling: Sampling) -> 
         return table
     by_row, by_column = (_samples(side, count, sampling) for count in grid)
     square = table.astype(mx.float32).reshape(side, side, -1)
-    found = mx.einsum("rs,scw->rcw", by_row, square)
-    found = mx.einsum("cs,rsw->rcw", by_column, found)
-    return found.reshape(grid[0] * grid[1], -1).astype(table.dtype)
+    resized = mx.einsum("rs,scw->rcw", by_row, square)
+    resized = mx.einsum("cs,rsw->rcw", by_column, resized)
+    return resized.reshape(grid[0] * grid[1], -1).astype(table.dtype)
 
 
 def _samples(side: int, count: int, sampling: Sampling) -> mx.array:
@@ -82,8 +82,8 @@ def tower_arrays(directory: Path, prefixes: Sequence[str], rules: Iterable[tuple
     A name has to begin with one of `prefixes`, perhaps behind "model."; `rules` are as in `renamed`.
     """
     plain = {name.removeprefix("model."): array for name, array in read_arrays(directory).items()}
-    own = {name: array for name, array in plain.items() if name.startswith(tuple(prefixes))}
-    return joined(renamed(own, (), rules), ("q", "k", "v"), "qkv")
+    arrays = {name: array for name, array in plain.items() if name.startswith(tuple(prefixes))}
+    return joined(renamed(arrays, (), rules), ("q", "k", "v"), "qkv")
 
 
 def fill(
@@ -128,5 +128,5 @@ def bytes_of(module: Module) -> int:
 
 
 def _arrays_of(module: Module) -> list[mx.array]:
-    found: dict[str, mx.array] = dict(tree_flatten(module.parameters()))  # type: ignore[no-untyped-call]
-    return list(found.values())
+    parameters: dict[str, mx.array] = dict(tree_flatten(module.parameters()))  # type: ignore[no-untyped-call]
+    return list(parameters.values())

@@ -66,20 +66,20 @@ class Pixtral(Module):
 
     def start(self, embedded: mx.array, grid: Grid) -> mx.array:
         """Embedded patches, normalised."""
-        made: mx.array = self.before(embedded)
-        return made
+        states: mx.array = self.before(embedded)
+        return states
 
     def positions(self, grid: Grid) -> Callable[[int], dict[str, Any]]:
         """The rotation, alike in all layers."""
-        given = {"rotation": axes_rotation(grid, *self._freqs)}
-        return lambda number: given
+        options = {"rotation": axes_rotation(grid, *self._freqs)}
+        return lambda number: options
 
     def finish(self, states: mx.array, grid: Grid) -> mx.array:
         """Projected states; those of Mistral Small 3 are merged before."""
         if self.merge > 1 or "merging" in self:
             states = self.merging(merge_cells(self.norm(states), grid, self.merge, channels_first=True))
-        made: mx.array = self.linear2(self._activation(self.linear1(states)))
-        return made
+        features: mx.array = self.linear2(self._activation(self.linear1(states)))
+        return features
 
     def deep(self, states: mx.array, place: int, grid: Grid) -> mx.array:
         """None of its layers has features of its own."""

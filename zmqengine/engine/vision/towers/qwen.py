@@ -54,8 +54,8 @@ class Merger(Module):
             cells = self.norm(merge_cells(states, grid, self._merge))
         else:
             cells = merge_cells(self.norm(states), grid, self._merge)
-        made: mx.array = self.linear2(gelu(self.linear1(cells)))
-        return made
+        features: mx.array = self.linear2(gelu(self.linear1(cells)))
+        return features
 
 
 class QwenVision(Module):

@@ -91,8 +91,8 @@ class Siglip(Module):
         cells = merge_cells(self.after(states), grid, self.merge)
         if "norm" in self:
             cells = self.norm(cells)
-        made: mx.array = self.linear1(cells)
-        return self.linear2(self._activation(made)) if "linear2" in self else made
+        features: mx.array = self.linear1(cells)
+        return self.linear2(self._activation(features)) if "linear2" in self else features
 
     def deep(self, states: mx.array, place: int, grid: Grid) -> mx.array:
         """None of its layers has features of its own."""
