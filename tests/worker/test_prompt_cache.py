@@ -47,6 +47,15 @@ def test_a_prompt_is_shared_with_whom_it_may_be(make_harness: Make, default, ask
     assert cached(second, "a", **fields) == expected
 
 
+@pytest.mark.parametrize(("scope", "expected"), [("session", 0), ("key", 0), ("shared", 49)])
+def test_a_salt_parts_the_prompts_of_one_session(make_harness: Make, scope: str, expected: int) -> None:
+    """A front-end keeps its own callers apart; what is shared has no parts."""
+    front_end = make_harness(ENGINE).front_end()
+    assert cached(front_end, "a", cache_scope=scope, cache_salt="first") == 0
+    assert cached(front_end, "b", cache_scope=scope, cache_salt="other") == expected
+    assert cached(front_end, "c", cache_scope=scope, cache_salt="first") == 49
+
+
 def test_a_session_that_says_hello_again_has_its_prompts(make_harness: Make) -> None:
     """The scope is its secret's, so another connection of the same front-end finds them."""
     harness = make_harness(ENGINE, cache_scope="session")

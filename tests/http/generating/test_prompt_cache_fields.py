@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import anthropic
 import openai
 import pytest
+from PIL import Image
 
-from tests.http.front import Front, get, serving
+from tests.http.front import Front, get, post, serving
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.testing import FakeWorker
 from zmqengine_http import HttpConfig
@@ -141,6 +144,31 @@ def test_a_key_of_the_front_end_has_a_scope_of_its_own(
     assert ask(second, text, cache_scope=scope, pin=True) == 0
     assert ask(first, text, cache_scope=scope) > 0
     assert ask(second, text, cache_scope=scope) > 0
+
+
+def test_a_key_learns_of_no_image_that_another_has_shown() -> None:
+    """Neither as a cached prompt nor as one that need not be sent."""
+    file = io.BytesIO()
+    Image.new("RGB", (64, 64), (200, 30, 30)).save(file, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    image = {"type": "image_url", "image_url": {"url": url}}
+    body = {
+        "model": "fake", "max_tokens": 2, "messages": [{"role": "user", "content": [image]}], "pin": True,
+        "cache_scope": "key",
+    }  # fmt: skip
+    with (
+        FakeWorker(
+            FakeEngineConfig(vision=True, prompt_cache_bytes=6000, kv_bytes_token=1, eos_index=3)
+        ) as worker,
+        serving(HttpConfig(workers=(worker.address,), api_keys=KEYS)) as front,
+    ):
+        cached = []
+        for key in (KEYS[0], KEYS[1], KEYS[0], KEYS[1]):
+            reply = post(front, "/v1/chat/completions", body, authorization=f"Bearer {key}")
+            assert reply.status == 200, reply.body
+            cached.append((reply.json["usage"]["prompt_tokens_details"] or {}).get("cached_tokens", 0))
+    assert cached[:2] == [0, 0]
+    assert min(cached[2:]) > 0
 
 
 def test_what_is_shared_is_shared_between_keys(callers: tuple[Clients, Clients]) -> None:

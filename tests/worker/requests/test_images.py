@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from tests.support.images import Picture, prompt_of
 from tests.support.workers import START_S
@@ -23,8 +24,9 @@ ONE = Picture(FAKE_CARD)
 OTHER = Picture(FAKE_CARD, change=77)
 
 
-def put(front_end: FrontEnd, picture: Picture, scope: str | None = None) -> Message:
-    return front_end.call(picture.put(front_end.epoch, front_end.next_call(), scope))
+def put(front_end: FrontEnd, picture: Picture, scope: str | None = None, salt: str = "") -> Message:
+    image = picture.put(front_end.epoch, front_end.next_call(), scope)
+    return front_end.call(replace(image, cache_salt=salt))
 
 
 def insert(front_end: FrontEnd, request: str, *parts: Any, **fields: Any) -> Message:
@@ -173,6 +175,16 @@ def test_to_know_a_hash_is_not_to_see_an_image(
     reply = insert(second, "r", [5], ONE, [6], cache_scope=scope)
     assert isinstance(reply, Accepted if scope is None else Rejected)
     assert isinstance(insert(first, "r", [5], ONE, [6], cache_scope=scope), Accepted)
+
+
+@pytest.mark.parametrize("scope", ["session", "key", "shared"])
+def test_a_salt_parts_the_images_of_one_session(scope: str, make_harness: Callable[..., Harness]) -> None:
+    """A front-end keeps its own callers apart; what is shared has no parts."""
+    front_end = make_harness(CONFIG).front_end()
+    put(front_end, ONE, scope, salt="first")
+    reply = insert(front_end, "r", [5], ONE, [6], cache_scope=scope, cache_salt="other")
+    assert isinstance(reply, Accepted if scope == "shared" else Rejected)
+    assert isinstance(insert(front_end, "s", [5], ONE, [6], cache_scope=scope, cache_salt="first"), Accepted)
 
 
 def test_images_in_use_stay_and_others_give_way(make_harness: Callable[..., Harness]) -> None:
