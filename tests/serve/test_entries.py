@@ -187,3 +187,23 @@ def test_a_model_of_another_type_is_on_the_list_with_its_reason(tmp_path: Path) 
     assert greeting[1].startswith("not loadable: 1;")
     listed = read_offer([str(tmp_path / ".lmstudio" / "models" / "maker")], ROOT, {})
     assert [bool(entry.never) for entry in listed.entries.values()] == [True, False]
+
+
+@pytest.mark.parametrize(("limit", "sees"), [("200M", False), ("2G", True)])
+def test_a_model_without_room_for_an_image_does_not_say_that_it_sees(
+    tmp_path: Path, limit: str, sees: bool
+) -> None:
+    """Where its entry gives it a limit of its own."""
+    file = tmp_path / "models.toml"
+    file.write_text(f'[[model]]\nname = "pico-eye"\n[model.options]\nmemory-limit = "{limit}"\n')
+    entry = read_offer([str(file)], ROOT, {}).find("pico-eye")
+    assert ("vision" in entry.capabilities) == sees
+
+
+@pytest.mark.parametrize("memory", ["999999999999G", "99999999999999999999", "1e30"])
+def test_memory_that_no_machine_has_is_refused(tmp_path: Path, memory: str) -> None:
+    """In one sentence."""
+    file = tmp_path / "models.toml"
+    file.write_text(f'memory = "{memory}"\n[[model]]\nname = "pico"\n')
+    with pytest.raises(ConfigError, match="memory"):
+        read_offer([str(file)], ROOT, {})

@@ -18,9 +18,11 @@ from tests.support.images import Picture
 from tests.vision.checkpoints import NAMES, case, write
 from tests.vision.make_cases import pixels_of
 from tests.vision.test_towers import ROTATED, tower_of
+from zmqengine.checkpoint.estimate import LEAST_TOKENS, open_checkpoint
 from zmqengine.engine.interface import RowImage, RowRequest
 from zmqengine.engine.load.loader import load
 from zmqengine.engine.open import OpenedEngine, open_mlx_engine
+from zmqengine.pico import model_path
 from zmqengine.vision_card import image_hash
 
 COUNT = 6
@@ -93,6 +95,21 @@ def test_a_model_that_has_no_memory_for_an_image_says_how_much_it_takes(tmp_path
     assert told is not None
     assert opened((int(told[1]) - 1) << 20).engine.info.vision is None
     assert opened(int(told[1]) << 20).engine.info.image_patches_max > 0
+
+
+def test_what_a_model_that_sees_needs_has_room_for_an_image_and_a_chat() -> None:
+    """A launcher gives it that at least, and says that it sees."""
+    checkpoint = open_checkpoint(model_path("pico-eye"))
+    assert "vision" in checkpoint.capabilities
+    limit = checkpoint.need_bytes(on_gpu=False)
+    options = engine_options({"warm_up_s": 0.0, "speculate": "off"})
+    opened = open_mlx_engine(str(checkpoint.directory), options, limit_memory=lambda *_: limit)
+    engine = opened.engine
+    assert engine.info.vision is not None
+    assert engine.info.image_patches_max >= engine.info.vision.merge**2
+    left = checkpoint.kv_budget(limit) - engine.padding_bytes_max - engine.images_bytes_max
+    assert left >= checkpoint.shape.bytes_for(LEAST_TOKENS, checkpoint.weights.float_bytes)
+    engine.close()
 
 
 def test_qwen2_vl_is_read_as_it_was_published(tmp_path: Path) -> None:
