@@ -166,6 +166,9 @@ class _Constants:
             if node.func.attr == "escape":
                 inner = self.text(node.args[0])
                 return None if inner is None else re.escape(inner)
+            if node.func.attr == "join" and ast.unparse(node.args[0]).startswith("map(re.escape, "):
+                joint = self.text(node.func.value)
+                return None if joint is None else f"x{joint}x"
         return None
 
 

@@ -222,7 +222,7 @@ class ValueText:
         marks = sorted({*self.tags, *tags.openings}, key=len, reverse=True)
         self._marks = marks
         self._mark = re.compile("|".join(map(re.escape, marks)))
-        self._partial = re.compile(_prefixes(marks))
+        self._partial = re.compile(rf"(?:{'|'.join(map(re.escape, _prefixes(marks)))})\Z")
 
     def take(self, text: str) -> tuple[str, bool, str]:
         """The text that is certainly the value's, whether the value ends with it, and the rest."""
@@ -277,7 +277,6 @@ class ValueText:
         return None if may else -1
 
 
-def _prefixes(marks: list[str]) -> str:
-    """A pattern of the proper prefixes of marks, at the end of a text."""
-    starts = {mark[:length] for mark in marks for length in range(1, len(mark))}
-    return f"(?:{'|'.join(map(re.escape, sorted(starts, key=len, reverse=True)))})\\Z"
+def _prefixes(marks: list[str]) -> list[str]:
+    """The proper prefixes of marks, the longest first."""
+    return sorted({mark[:length] for mark in marks for length in range(1, len(mark))}, key=len, reverse=True)

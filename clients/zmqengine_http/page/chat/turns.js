@@ -6,7 +6,7 @@ const ENDS = {
 // A shorter time tells more of the clock than of the model.
 const RATE_MS_MIN = 100;
 // What some models write where the server has no name for their thinking.
-const RAW_THINKING = /^\s*<think>([^]*?)(?:<\/think>|$)/;
+const RAW_THINKING = /^\s*<think>([\s\S]*?)(?:<\/think>|$)/;
 const PARTS = ["content", "reasoning", "finish", "error", "usage", "timings", "first_ms", "model", "ignored"];
 
 const fence = (text) => "`".repeat(Math.max(3, ...[...text.matchAll(/`+/g)].map((ticks) => ticks[0].length + 1)));
