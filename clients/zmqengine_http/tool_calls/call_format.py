@@ -73,6 +73,10 @@ class CallFormat(NamedTuple):
         layout = chosen(self.layouts, lambda text: text in template)[0]
         return f"{self.start}{write_calls(layout, calls)}"
 
+    def is_blank(self, text: str) -> bool:
+        """Whether a text tells nothing yet of the call that may begin with it."""
+        return not text.translate(_SQUEEZED)
+
     def may_begin(self, text: str, names: Collection[str] | None) -> bool:
         """Whether a call of one of the names, or of any, may begin with this text and go on in the text to come."""
         squeezed = text[:HEADER_CHARS_MAX].translate(_SQUEEZED)

@@ -155,6 +155,7 @@ JSON_FORMATS: dict[str, CallFormat] = {
     ),
     "mistral": CallFormat(
         "[TOOL_CALLS]", "", _MISTRAL_START, _MISTRAL_TAIL, parse=parse_json, written_id="{index:09}",
+        follows=('{"', "{}", '{ "', "{\n"),
         shapes=("NAME[ARGS]", "NAME[CALL_ID]", "NAME{", *_JSON_SHAPES), wholes=_WHOLE_JSON, loose=True,
         layouts=(
             CallLayout("«name»[ARGS]«arguments»", between="[TOOL_CALLS]", markers=("[ARGS]",), when="[ARGS]"),

@@ -47,6 +47,7 @@ class MarkerSplitter:
         self._arguments: ArgumentsParser | None = None
         self._streamed = False
         self._end = ""
+        self._ends: list[str] = []
         self._unmarked = False
         self._orphan_end = False
         self._final = False
@@ -166,7 +167,7 @@ class MarkerSplitter:
             begins = self._begins_named_call(inside)
         else:
             begins = self._format.may_begin(inside, None)
-            if begins and not inside.strip() and len(inside) < HEADER_CHARS_MAX:
+            if begins and len(inside) < HEADER_CHARS_MAX and self._format.is_blank(inside):
                 begins = None
         if begins is None and not self._final:
             return False
@@ -206,6 +207,8 @@ class MarkerSplitter:
         self._end = blocks.get(start, self._format.end)
         if unmarked and self._format.read is None:
             self._end = self._format.call_end
+        # The end of any version closes a block of any other.
+        self._ends = [self._end, self._format.end, *blocks.values()]
         self._held = self._held[len(start) :]
 
     def _skip_orphan_end(self) -> bool:
@@ -232,9 +235,11 @@ class MarkerSplitter:
             return self._end_unmarked()
         if self._unstreamed is None and self._begin_call(deltas):
             return True
-        end = self._end if self._call_start or self._unmarked else ""
-        if self._unstreamed is None and (len(self._held) > HEADER_CHARS_MAX or (end and end in self._held)):
-            self._unstreamed = TextUpTo([end])
+        ends = [end for end in self._ends if end] if self._call_start or self._unmarked else []
+        if self._unstreamed is None and (
+            len(self._held) > HEADER_CHARS_MAX or any(end in self._held for end in ends)
+        ):
+            self._unstreamed = TextUpTo(ends)
         if self._unstreamed is None:
             return False
         found = self._unstreamed.feed(self._held)
@@ -250,6 +255,7 @@ class MarkerSplitter:
         elif self._streamed:
             deltas += self._remaining_calls(inside)
         else:
+            end = found[0]
             deltas += self._parsed(inside + (end if self._unmarked else ""), complete=True, end=end)
         self._state, self._streamed, self._arguments, self._unmarked = "content", False, None, False
         # White space between calls, and after the last, is syntax of the format.

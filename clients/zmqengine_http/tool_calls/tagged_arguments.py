@@ -218,6 +218,7 @@ class ValueText:
         self._shape = tags
         self._call_end = call_end
         self._awaited = awaited
+        self._begun = False
         self._behind = (*tags.openings, *tags.ends, *filter(None, [call_end]))
         marks = sorted({*self.tags, *tags.openings}, key=len, reverse=True)
         self._marks = marks
@@ -243,7 +244,9 @@ class ValueText:
             at = found.start() + 1
 
     def _cut(self, text: str, end: int) -> tuple[str, bool, str]:
+        # Held back: a line break before a tag may be the tag's, and tells that the tag begins a line.
         end -= text[:end].endswith("\n")
+        self._begun = self._begun or end > 0
         return text[:end], False, text[end:]
 
     def _closing(self, text: str, mark: re.Match[str]) -> int | None:
@@ -267,7 +270,7 @@ class ValueText:
         return None if undecided and not too_long else -1
 
     def _opening(self, text: str, at: int) -> int | None:
-        if self.padded and at and text[at - 1] != "\n":
+        if self.padded and (text[at - 1] != "\n" if at else self._begun):
             return -1
         opened = self._shape.opening.match(text, at)
         if opened:

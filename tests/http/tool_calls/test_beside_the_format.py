@@ -161,8 +161,10 @@ def test_a_block_of_another_version_is_a_block(name: str) -> None:
     """DeepSeek V4 writes the name of V3.2's."""
     format_ = FORMATS[name]
     for start, end in format_.blocks:
-        text = start + written(name).removeprefix(format_.start).removesuffix(format_.end) + end
-        assert told(name, text).calls == WHOLE
+        inside = written(name).removeprefix(format_.start).removesuffix(format_.end)
+        for closing in (end, format_.end):
+            seen = told(name, start + inside + closing)
+            assert (seen.calls, seen.content, seen.incomplete) == (WHOLE, "", False)
 
 
 VALUES = [
@@ -198,6 +200,35 @@ def test_a_value_whose_tag_is_missing_ends_before_the_next(name: str) -> None:
     assert told(name, first).calls == [("look_up", '{"word":"Dallas","place":"TX"}', True)]
     head, _, tail = whole.rpartition(closing)
     assert told(name, head + tail).calls == [("look_up", '{"word":"Dallas","place":"TX"}', True)]
+
+
+def test_a_tag_within_a_line_is_text_where_tags_begin_lines() -> None:
+    """Of a tool's own argument too; so is an end of a call that nothing follows."""
+    for value in ("use <parameter=place> here", "a\n</function>\nb", "</tool_call>\nx"):
+        text = written("qwen3_coder", ParsedCall("look_up", {"word": value}))
+        assert told("qwen3_coder", text).calls == [("look_up", f'{{"word":{json_text(value)}}}', True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("json_tools", "The <tool_call>\n{...}\n</tool_call> form"),
+        ("json_tools", "<tool_call> [see below]"),
+        ("json_tools", '{"name": "f", "age": 3}'),
+        ("json_tools", 'A call is {"name": "f", "arguments": {}} here.'),
+        ("mistral", "[TOOL_CALLS]"),
+        ("mistral", "f { brace"),
+        ("glm47", "f is a function.\nf <b>bold</b>\nlook_up"),
+        ("gemma4", "I will call: f{x} soon, call:me{maybe}"),
+        ("pythonic", "[1], [f] and [look_up]"),
+        ("qwen3_coder", "<tool_call></tool_call>"),
+        ("qwen3_coder", "Use <function=f> in a template, then close it."),
+    ],
+)
+def test_text_that_looks_like_a_call_is_text(name: str, text: str) -> None:
+    """Answers about tools, and in the words of one."""
+    seen = told(name, text)
+    assert (seen.content, seen.calls) == (text, [])
 
 
 @pytest.mark.parametrize("name", JSON)
