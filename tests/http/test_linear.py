@@ -166,7 +166,7 @@ def _stored(n: int) -> tuple[ResponseMemory, ItemMemory, bytes]:
     for i in range(n):
         item = Item(role="user", content=[{"type": "input_text", "text": "a"}])
         responses.remember("o", f"r{i - 1}" if i else None, [item], {"id": f"r{i}", "output": []})
-        items.remember({"id": f"m{i}", "type": "message", "role": "user", "content": "a"})
+        items.remember("o", {"id": f"m{i}", "type": "message", "role": "user", "content": "a"})
     references = [{"type": "item_reference", "id": f"m{i}"} for i in range(n)]
     body = {"input": references, "previous_response_id": f"r{n - 1}"}
     return responses, items, json.dumps(body).encode()
@@ -180,7 +180,9 @@ def test_what_was_stored_is_read_in_time() -> None:
         request = RESPONSES_BODY.read(body).request
         earlier = responses.conversation("o", request.previous_response_id or "")
         assert earlier is not None
-        assert len(InputItems(request, items, earlier).messages) == 2 * len(earlier)
+        assert len(InputItems(request, functools.partial(items.find, "o"), earlier).messages) == 2 * len(
+            earlier
+        )
 
     check_linear(_stored, read, 500, 8_000)
 

@@ -342,7 +342,7 @@ def test_a_frame_beyond_the_bound_ends_its_connection_alone() -> None:
         async def run() -> None:
             async with launched.client() as launcher:
                 assert len((await launcher.models()).models) == 1
-                sender = zmq.Context.instance().socket(zmq.DEALER)
+                sender: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
                 monitor = sender.get_monitor_socket(zmq.EVENT_DISCONNECTED)
                 try:
                     sender.connect(launched.address)

@@ -192,7 +192,7 @@ def test_a_host_with_any_private_address_is_refused(monkeypatch: pytest.MonkeyPa
     """Wherever it stands among them: which of them is connected to is chosen later."""
     addresses = ["93.184.216.34", "8.8.8.8", "1.1.1.1"]
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 80)) for address in addresses]
-    monkeypatch.setattr(fetching.socket, "getaddrinfo", lambda *_, **__: found)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
     parts = urlsplit("http://many.example/a.png")
     assert public_address(parts) == (socket.AF_INET, (addresses[0], 80))
     found[private] = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.1.2.3", 80))

@@ -83,11 +83,11 @@ def test_no_line_holds_text_of_a_caller_and_each_is_short(
     """Types of tools and items, names of fields and models, paths: whatever it is, and however long."""
     config = HttpConfig(
         workers=(worker.address,),
-        log_format=log_format,
-        unknown_fields=unknown,
+        log_format=log_format,  # type: ignore[arg-type]
+        unknown_fields=unknown,  # type: ignore[arg-type]
         log_level="debug",
         api_keys=(KEY,),
-    )  # type: ignore[arg-type]
+    )
     logs.configure(config)
     asked = odd_requests()
     with serving(config) as front:

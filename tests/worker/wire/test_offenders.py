@@ -48,7 +48,8 @@ def test_a_descriptor_that_has_passed_to_another_process_is_spared() -> None:
 
 def test_a_descriptor_that_has_passed_to_a_file_takes_no_other() -> None:
     """Each offence of a connection that was gone left one open, until the worker took no more connections."""
-    topics, pair = RefusedTopics(), zmq.Context.instance().socket(zmq.PAIR)
+    topics = RefusedTopics()
+    pair: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
     (door,) = doors_of([pair], [], connections_max=0)
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(open(os.devnull)).fileno() for _ in range(4)]

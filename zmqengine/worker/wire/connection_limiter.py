@@ -43,7 +43,7 @@ def doors_of(
     """
     share = max(1, connections_max // CONNECTIONS_PER_FRONT_END)
     files_max = files_open() + RESERVED + connections_max
-    files = paths or [None] * len(monitors)
+    files: Sequence[Path | None] = paths or [None] * len(monitors)
     return [Door(monitor, path, share, files_max) for monitor, path in zip(monitors, files, strict=True)]
 
 

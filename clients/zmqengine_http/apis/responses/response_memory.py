@@ -46,7 +46,7 @@ class OwnedMemory(Generic[T]):
 
     def find(self, owner: str, id_: str) -> T | None:
         """The value of this id if it is this owner's, else None."""
-        entry = self._values.get(owner, {}).get(id_)
+        entry = self._values.get(owner, OrderedDict()).get(id_)
         return None if entry is None else entry[0]
 
     def forget(self, owner: str, id_: str) -> T | None:
