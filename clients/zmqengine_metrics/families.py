@@ -34,9 +34,7 @@ def families(snapshots: Sequence[Snapshot]) -> Iterator[Metric]:
     yield _states(snapshots)
     yield _info(snapshots)
     yield _gauge("zmqengine_uptime_seconds", "Since the worker was started.", snapshots, _uptime_s)
-    yield _gauge(
-        "zmqengine_pass_age_seconds", "Since the present turn of the loop began.", snapshots, _pass_age_s
-    )
+    yield _gauge("zmqengine_pass_age_seconds", "Age of the present pass of the loop.", snapshots, _pass_age_s)
     for plain in table.GAUGES:
         yield _plain(GaugeMetricFamily, plain, snapshots, OURS)
     for plain in table.COUNTERS:
@@ -45,11 +43,11 @@ def families(snapshots: Sequence[Snapshot]) -> Iterator[Metric]:
         yield _labelled(GaugeMetricFamily, labelled, snapshots)
     for labelled in table.LABELLED_COUNTERS:
         yield _labelled(CounterMetricFamily, labelled, snapshots)
-    yield _by(GaugeMetricFamily, "zmqengine_memory_bytes", "Memory by what it is held for.", "part",
+    yield _by(GaugeMetricFamily, "zmqengine_memory_bytes", "Memory by purpose.", "part",
               snapshots, lambda s: s.memory)  # fmt: skip
-    yield _gauge("zmqengine_memory_limit_bytes", "What all parts together may be.", snapshots, _memory_limit)
+    yield _gauge("zmqengine_memory_limit_bytes", "Limit on the sum of all parts.", snapshots, _memory_limit)
     yield _gauge("zmqengine_sessions_lagging", "Front-ends that are behind.", snapshots, _lagging)
-    yield _by(CounterMetricFamily, "zmqengine_requests_ended", "Requests that ended, by how.", "cause",
+    yield _by(CounterMetricFamily, "zmqengine_requests_ended", "Requests that ended, by cause.", "cause",
               snapshots, lambda s: s.ended)  # fmt: skip
     for distribution in table.DISTRIBUTIONS:
         yield _distribution(distribution, snapshots, OURS)
@@ -84,7 +82,7 @@ def _vllm(snapshots: Sequence[Snapshot]) -> Iterator[Metric]:
     for plain in table.VLLM_COUNTERS:
         yield _plain(CounterMetricFamily, plain, snapshots, VLLM)
     usage = GaugeMetricFamily(
-        "vllm:kv_cache_usage_perc", "Promised share of the KV cache, 0 to 1, by vLLM's name.", labels=VLLM
+        "vllm:kv_cache_usage_perc", "Reserved share of the KV cache, 0 to 1, by vLLM's name.", labels=VLLM
     )
     success = CounterMetricFamily(
         "vllm:request_success", "Requests that ended, by vLLM's name.", labels=(*VLLM, "finished_reason")
@@ -177,7 +175,7 @@ def _distribution(row: table.Distribution, snapshots: Iterable[Snapshot], labels
 
 
 def _states(snapshots: Iterable[Snapshot]) -> Metric:
-    family = StateSetMetricFamily("zmqengine_worker_state", "What the worker is doing.", labels=OURS)
+    family = StateSetMetricFamily("zmqengine_worker_state", "State of the worker.", labels=OURS)
     for snapshot in snapshots:
         now = snapshot.status.state if snapshot.status is not None else None
         family.add_metric(

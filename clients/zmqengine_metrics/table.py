@@ -39,17 +39,17 @@ GAUGES = (
     Plain("zmqengine_requests_held", "Requests not yet acknowledged, those that ended included.", "requests_held"),
     Plain("zmqengine_sessions", "Front-ends that are connected.", "sessions"),
     Plain("zmqengine_token_log_bytes", "Tokens kept until front-ends acknowledge them.", "log_bytes"),
-    Plain("zmqengine_kv_reserved_bytes", "KV cache promised to the requests that run.", "kv_projected_bytes"),
-    Plain("zmqengine_kv_limit_bytes", "KV cache that may be promised.", "kv_bytes_max"),
-    Plain("zmqengine_prompt_cache_entries", "Prompts kept for those that start alike.", "prompt_cache_entries"),
-    Plain("zmqengine_prompt_cache_pinned_bytes", "What of them stays while others go.", "prompt_cache_pinned_bytes"),
-    Plain("zmqengine_prompt_disk_bytes", "What --cache-dir holds, of all who share it.", "prompt_disk_bytes"),
-    Plain("zmqengine_prompt_disk_blocks", "Blocks of this model's prompts there.", "prompt_disk_blocks"),
+    Plain("zmqengine_kv_reserved_bytes", "KV cache reserved for running requests.", "kv_projected_bytes"),
+    Plain("zmqengine_kv_limit_bytes", "Limit of the KV cache that can be reserved.", "kv_bytes_max"),
+    Plain("zmqengine_prompt_cache_entries", "Prompts in the prefix cache.", "prompt_cache_entries"),
+    Plain("zmqengine_prompt_cache_pinned_bytes", "Pinned bytes of the prefix cache.", "prompt_cache_pinned_bytes"),
+    Plain("zmqengine_prompt_disk_bytes", "Bytes of files in --cache-dir, of all workers.", "prompt_disk_bytes"),
+    Plain("zmqengine_prompt_disk_blocks", "Blocks of this model in --cache-dir.", "prompt_disk_blocks"),
     Plain(
-        "zmqengine_prompt_disk_written_today_bytes", "Written there by this worker since midnight UTC.",
+        "zmqengine_prompt_disk_written_today_bytes", "Bytes that this worker wrote to --cache-dir since midnight UTC.",
         "prompt_disk_written_today_bytes",
     ),
-    Plain("zmqengine_memory_peak_bytes", "The most that was held at once.", "peak_bytes"),
+    Plain("zmqengine_memory_peak_bytes", "Peak of the memory in use.", "peak_bytes"),
 )  # fmt: skip
 
 LABELLED_GAUGES = (
@@ -60,7 +60,7 @@ LABELLED_GAUGES = (
 )  # fmt: skip
 
 COUNTERS = (
-    Plain("zmqengine_passes", "Turns of the worker's loop.", "passes"),
+    Plain("zmqengine_passes", "Passes of the worker's loop.", "passes"),
     Plain("zmqengine_steps", "Steps of the engine: each makes a token for every row that decodes.", "steps"),
     Plain("zmqengine_commands", "Commands from front-ends.", "commands"),
     Plain("zmqengine_requests_accepted", "Requests that were accepted.", "accepted"),
@@ -68,7 +68,7 @@ COUNTERS = (
     Plain("zmqengine_resumes", "Streams that asked for lost tokens again.", "resumes"),
     Plain("zmqengine_parkings", "Times that a request lost its row, to memory or to another request.", "parked"),
     Plain("zmqengine_engine_failures", "Steps that raised.", "engine_failures"),
-    Plain("zmqengine_slow_passes", "Turns of the loop over --slow-pass-ms.", "slow_passes"),
+    Plain("zmqengine_slow_passes", "Passes that took longer than --slow-pass-ms.", "slow_passes"),
     Plain(
         "zmqengine_prompt_divergences", "Long prompts that went on differently from a kept one.",
         "prompt_cache_divergences",
@@ -88,7 +88,7 @@ LABELLED_COUNTERS = (
         },
     ),
     ByLabel(
-        "zmqengine_prompt_cache_hit_tokens", "Prompt tokens served from the prompt cache, by where they lay.", "tier",
+        "zmqengine_prompt_cache_hit_tokens", "Prompt tokens served from the prefix cache, by tier.", "tier",
         {"memory": "prompt_cache_memory_hit_tokens", "disk": "prompt_cache_disk_hit_tokens"},
     ),
     ByLabel(
@@ -103,18 +103,18 @@ LABELLED_COUNTERS = (
         },
     ),
     ByLabel(
-        "zmqengine_prompt_disk_skipped_files", "Files in --cache-dir that were of no use, by what was wrong.", "fault",
+        "zmqengine_prompt_disk_skipped_files", "Files in --cache-dir that were skipped, by fault.", "fault",
         {"torn": "prompt_disk_skipped_torn", "newer": "prompt_disk_skipped_newer"},
     ),
     ByLabel(
-        "zmqengine_drafted_tokens", "Tokens proposed to the model, by who proposed them.", "source",
+        "zmqengine_drafted_tokens", "Draft tokens, by source.", "source",
         {
             "ngram": "drafted_ngram", "draft": "drafted_draft", "grammar": "drafted_grammar",
             "prediction": "drafted_prediction",
         },
     ),
     ByLabel(
-        "zmqengine_drafted_tokens_accepted", "Of these, those that the model would have made.", "source",
+        "zmqengine_drafted_tokens_accepted", "Draft tokens that were accepted, by source.", "source",
         {
             "ngram": "drafts_accepted_ngram", "draft": "drafts_accepted_draft",
             "grammar": "drafts_accepted_grammar", "prediction": "drafts_accepted_prediction",

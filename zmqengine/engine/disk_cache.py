@@ -18,7 +18,7 @@ class RestorePlan(NamedTuple):
 
 
 class DiskCache(Protocol):
-    """Any thread may call `read`, only the actor the rest. `read`, `measure` and `close` wait for the disk.
+    """Any thread may call `read`, only the actor the rest. `read` and `close` wait for the disk.
 
     Blocks returned by `read` are opaque and passed to `restore`.
     """
@@ -62,10 +62,6 @@ class DiskCache(Protocol):
     def note_prefill(self, tokens_per_s: float) -> None:
         """Note the speed of prefill. Blocks whose restore takes longer than their prefill are neither written nor
         read."""
-        ...
-
-    def measure(self) -> None:
-        """Measure the speed of restores, if there are blocks on disk."""
         ...
 
     def numbers(self) -> Mapping[str, int]:

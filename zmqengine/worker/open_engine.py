@@ -135,7 +135,7 @@ def _warm_up_vectors(engine: Engine | VectorEngine) -> None:
 
 
 def measure_disk(engine: Engine | VectorEngine) -> None:
-    """Measure whether a restore from disk is faster than prefill, where the prefix cache is on disk.
+    """Measure the speed of prefill, which a restore must beat, where the prefix cache is on disk.
 
     The prompts of this measurement are removed from the engine.
     """
@@ -150,7 +150,6 @@ def measure_disk(engine: Engine | VectorEngine) -> None:
             break
     engine.reset()
     engine.disk.note_prefill(rate)
-    engine.disk.measure()
     log.debug("prompts on disk", extra=engine.disk.description)
 
 

@@ -164,14 +164,16 @@ def test_what_is_awaited_stays_while_there_is_other_room(models: dict[str, Any],
 
 
 def test_what_is_computed_sooner_is_neither_written_nor_read(models: dict[str, Any], tmp_path: Path) -> None:
-    """Bytes a second from the disk are measured at the start, and held against tokens a second of the model."""
+    """Bytes a second from the disk are measured at each read, and held against tokens a second of the model."""
     model, prompt = models["llama"], prompt_of(1, 700)
     first = on_disk(model, tmp_path)
     answer(first, prompt)
     tier(first).close(CLOSE_S)
 
     engine = on_disk(model, tmp_path)
-    tier(engine).measure()
+    assert restore(engine, prompt) >= 640
+    engine.limit_prompt_cache(0)
+    engine.limit_prompt_cache(1 << 30)
     tier(engine).note_prefill(1e12)
     assert restore(engine, prompt) == 0
     assert tier(engine).numbers()["not_worth"] == 1

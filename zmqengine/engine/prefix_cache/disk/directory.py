@@ -138,11 +138,6 @@ class Directory:
         with self._lock:
             return self._index.following(parent_key)
 
-    def largest_file(self) -> list[bytes]:
-        """Keys of the blocks in the largest file; empty when there is none."""
-        with self._lock:
-            return self._index.largest_file()
-
     def look(self) -> None:
         """Refresh the index for files that other workers wrote or removed; cheap when there are none. Raises no
         `OSError`."""

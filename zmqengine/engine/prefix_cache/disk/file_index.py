@@ -57,14 +57,6 @@ class FileIndex:
             count += 1
         return first.file, list(keys[:count])
 
-    def largest_file(self) -> list[bytes]:
-        """Keys of the blocks in the largest file; empty when there is none."""
-
-        def size(name: str) -> int:
-            return sum(self._locations[key][name].bytes for key in self._files[name])
-
-        return self._files[max(self._files, key=size)] if self._files else []
-
     def add(self, name: str, blocks: Sequence[HostBlock | BlockHeader]) -> None:
         """Add a file of these blocks, or replace it."""
         self.drop(name)

@@ -215,10 +215,6 @@ class DiskTier(LowerTier):
         read."""
         self._tokens_per_s = tokens_per_s
 
-    def measure(self) -> None:
-        """Measure the speed of reads, if there are blocks on disk. Waits for the disk."""
-        self._directory.read(self._directory.largest_file())
-
     @property
     def description(self) -> dict[str, str]:
         """Directory and speeds in words, for the log."""
