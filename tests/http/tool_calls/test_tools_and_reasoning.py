@@ -219,3 +219,45 @@ def test_gpt_oss_speaks_in_channels() -> None:
     assert choice["message"]["content"] is None
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a":1}'}
     assert choice["finish_reason"] == "tool_calls"
+
+
+STOPPED: list[tuple[str, str, list[str], str, str, str]] = [
+    ("in the reasoning", "<think>A Question: x</think>It is 4. Question: y", ["Question:"], "It is 4. ", "stop", ""),
+    ("in the reasoning alone", "<think>END</think>It is 4.", ["END"], "It is 4.", "stop", ""),
+    ("of the marker", "<think>a</think>b", ["</think>"], "b", "stop", ""),
+    ("across the marker", "<think>aE</think>NDb", ["END"], "NDb", "stop", ""),
+    ("at the start of the answer", "<think>a</think>ENDb", ["END"], "", "stop", ""),
+    ("begun before a call", f"aEN{CALL}", ["END"], "aEN", "tool_calls", '{"a":1,"b":"\u00e9"}'),
+    ("begun at the end", "<think>a</think>bEN", ["END"], "bEN", "stop", ""),
+    ("behind a call", f"{CALL}bENDc", ["END"], "b", "tool_calls", '{"a":1,"b":"\u00e9"}'),
+    ("in a call", CALL, ['"b"'], "", "length", '{"a":1,'),
+    ("the first of two", "<think>B</think>x A B", ["B", "A"], "x ", "stop", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("said", "stop", "content", "finish", "arguments"), [each[1:] for each in STOPPED],
+                         ids=[each[0] for each in STOPPED])  # fmt: skip
+@pytest.mark.parametrize("stream", [False, True])
+def test_stop_strings_are_for_the_answer(
+    model: Model,
+    front: Front,
+    stream: bool,
+    said: str,
+    stop: list[str],
+    content: str,
+    finish: str,
+    arguments: str,
+) -> None:
+    """lm-evaluation-harness sends "Question:" with each chat: one that was thought ended the answer before it began."""
+    model.text = said
+    reply = post(front, "/v1/chat/completions", chat(tools=TOOLS, stop=stop, stream=stream))
+    if stream:
+        seen = "".join(delta.get("content") or "" for delta in deltas(reply))
+        calls = [call for delta in deltas(reply) for call in delta.get("tool_calls", [])]
+        reason = reply.events[-1]["choices"][0]["finish_reason"]
+    else:
+        choice = reply.json["choices"][0]
+        seen, reason = choice["message"]["content"] or "", choice["finish_reason"]
+        calls = choice["message"].get("tool_calls") or []
+    assert (seen, reason) == (content, finish)
+    assert "".join(call["function"]["arguments"] for call in calls) == arguments
