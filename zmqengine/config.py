@@ -35,7 +35,7 @@ class WorkerConfig(EngineOptions):
         None, help="Where to listen instead: tcp://HOST:PORT (port 0: any free one) or ipc:///DIRECTORY/ctl."
     )
     bind_cmd: str | None = None
-    """With `bind_out`, overrides the address that follows from ctl, so that a restarted worker keeps its ports."""
+    """Address of cmd; with `bind_out`, overrides the one that follows from ctl, so that a restart keeps its ports."""
     bind_out: str | None = None
     memory_total_bytes: int | None = None
     """Memory that all workers of this machine divide, where it is less than what MLX recommends."""

@@ -62,7 +62,7 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click's, with the commands that are spelt alike."""
+        """The command, or click's error with the commands that are spelt alike."""
         alike = difflib.get_close_matches(args[0], self.list_commands(ctx))
         if alike and args[0] not in self.list_commands(ctx):
             raise click.UsageError(f"No such command {args[0]!r}: did you mean {' or '.join(alike)}?", ctx)

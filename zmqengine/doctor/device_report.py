@@ -31,7 +31,7 @@ GROUPS = {
     "speed": "Speed against mlx-lm",
 }
 GROUP_S = 900.0
-"""For one group, on a slow machine."""
+"""Time-out of one group on a slow machine."""
 _LOG_LINES = 30
 
 Command = Callable[[str], Sequence[str]]

@@ -106,7 +106,7 @@ class Limits(Struct, frozen=True):
     thinking_max: bool = False
     """Whether an insert may have a `thinking_max`."""
     cache_scope: str = ""
-    """What an insert without a `cache_scope` has. Empty: an insert may have neither that nor `pin`."""
+    """Scope of an insert without `cache_scope`. Empty: an insert may have neither `cache_scope` nor `pin`."""
     cache_salt: bool = False
     """Whether an insert or an image may have a `cache_salt`."""
     speculation: bool = False
@@ -470,7 +470,7 @@ class Fatal(Message, frozen=True):
 
 
 class Describe(Message, frozen=True):
-    """Which worker is this, is it ready, and where are its other sockets."""
+    """Request for the identity, readiness and socket addresses of the worker."""
 
     KIND = b"D"
     call: CallId

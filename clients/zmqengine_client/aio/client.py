@@ -285,7 +285,7 @@ class AsyncClient:
         prompt: str | None = None,
         **options: Unpack[EmbedOptions],
     ) -> Embedded:
-        """As `embed`, with the number of tokens that were read."""
+        """Vectors as `embed` returns them, with the number of tokens read."""
         self._driver.check()
         check_names(options, EmbedOptions)
         source = source_of(texts, prompt)
@@ -313,7 +313,7 @@ class AsyncClient:
         instruction: str | None = None,
         **options: Unpack[EmbedOptions],
     ) -> Reranked:
-        """As `rerank`, with the number of tokens that were read."""
+        """Ranked documents as `rerank` returns them, with the number of tokens read."""
         self._driver.check()
         check_names(options, EmbedOptions)
         return await self._reranking.rerank(query, documents, instruction, options)

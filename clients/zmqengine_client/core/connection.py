@@ -53,7 +53,7 @@ class SessionConfig:
 
     @property
     def first_sign_s(self) -> float:
-        """As `connect_s`, or no time at all where nothing can answer and no time was chosen."""
+        """Time-out of a connection: `connect_s`, or 0 where nothing can answer and the user chose no time."""
         return 0.0 if self.connect_timeout_s is None and self.is_absent(self.address) else self.connect_s
 
 

@@ -114,7 +114,7 @@ class ClientSession:
         self._control.close(error)
 
     def abandon(self, error: ZmqEngineError, now: float) -> None:
-        """As `fail`, for good: the half that drives the session has failed."""
+        """Fail the session for good: the half that drives it has failed."""
         self.fail(error)
         self.connection.close(now)
 

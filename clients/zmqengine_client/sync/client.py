@@ -282,7 +282,7 @@ class Client:
         prompt: str | None = None,
         **options: Unpack[EmbedOptions],
     ) -> Embedded:
-        """As `embed`, with the number of tokens that were read."""
+        """Vectors as `embed` returns them, with the number of tokens read."""
         self._driver.check()
         check_names(options, EmbedOptions)
         source = source_of(texts, prompt)
@@ -310,7 +310,7 @@ class Client:
         instruction: str | None = None,
         **options: Unpack[EmbedOptions],
     ) -> Reranked:
-        """As `rerank`, with the number of tokens that were read."""
+        """Ranked documents as `rerank` returns them, with the number of tokens read."""
         self._driver.check()
         check_names(options, EmbedOptions)
         return self._reranking.rerank(query, documents, instruction, options)

@@ -15,7 +15,7 @@ CHARACTERS_MAX = 16_384
 """Characters of a call, which take half a millisecond in which no other thread of the interpreter runs. The library
 lets them run, and tokenizes more on all cores."""
 WORDS_MAX = 30_522
-"""As many words as BERT's vocabulary has."""
+"""Maximum words in the table: the size of BERT's vocabulary."""
 LEARNED_MAX = 64
 """Words that a call adds: to tokenize one alone takes as long as a text of ten characters."""
 WORD_CHARACTERS_MAX = 32

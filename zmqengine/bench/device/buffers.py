@@ -25,7 +25,7 @@ OPERATIONS, MEGABYTES = (50, 200, 400), (50, 200, 100_000)
 """About MLX's own choice for the larger chips, the engine's operations on M1 to M4, and what others use; the last size
 is no bound."""
 PAIR_S = 120.0
-"""For one pair, the start of its process and its first kernels included."""
+"""Time-out of one pair, the start of its process and its first kernels included."""
 _ROWS, _TOKENS, _PROMPT_TOKENS = 8, 48, 1000
 
 

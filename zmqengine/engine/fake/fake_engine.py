@@ -288,7 +288,7 @@ class FakeEngine:
         self.decoding_elsewhere = rows_decoding
 
     def keep_warm(self) -> bool:
-        """By `lowers_clock`."""
+        """Whether the fake device needs it, as `lowers_clock` says."""
         self._record("keep_warm", ())
         return self.lowers_clock
 

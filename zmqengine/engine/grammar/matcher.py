@@ -20,7 +20,7 @@ _LEFT = "the output does not follow it"
 # With this llguidance's errors begin to quote a token that it refuses, and the bytes that the grammar expects.
 _QUOTED = 'token "'
 NOTHING = "NoExtension"
-"""In llguidance's error where no token can follow."""
+"""Part of llguidance's error message where no token can follow."""
 _NO_WAY_ON = "nothing can follow the output, which is not complete"
 
 

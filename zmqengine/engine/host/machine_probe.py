@@ -18,7 +18,7 @@ from zmqengine.python_child import python_command, python_environment
 
 REPORT_COMMAND = python_command("zmqengine.engine.host.machine_report")
 PROBE_S = 120.0
-"""For a first import of MLX from a slow disk, and the start of CUDA on a machine with many GPUs."""
+"""Time-out of the probe: a first import of MLX from a slow disk, and the start of CUDA with many GPUs."""
 
 
 class Probe(NamedTuple):

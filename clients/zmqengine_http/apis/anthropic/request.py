@@ -57,7 +57,7 @@ class AnthropicTool(Struct, frozen=True):
 
 
 class ToolChoice(Struct, frozen=True):
-    """Which tools may or must be called; `name` belongs to the type `tool`."""
+    """Choice of the tools that may or must be called; `name` belongs to the type `tool`."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None

@@ -60,7 +60,7 @@ class TeiEmbedRequest(VectorRequest, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def texts(self) -> list[Text]:
-        """As those of `EmbeddingRequest`."""
+        """The texts, checked as those of `EmbeddingRequest`."""
         return _texts_of("inputs", self.inputs)
 
 

@@ -69,7 +69,7 @@ class Rotation(NamedTuple):
     sin: mx.array
 
     def part(self, start: int, end: int) -> Rotation:
-        """That of tokens `start` to `end`."""
+        """Rotation of the tokens `start` to `end`."""
         return Rotation(self.cos[start:end], self.sin[start:end])
 
 

@@ -41,7 +41,7 @@ class VisionEncoder(Protocol):
     width: int
     """Floats of a feature."""
     token_floats: int
-    """As `BlockShape.token_floats`."""
+    """Numbers that a token takes in a block, see `BlockShape.token_floats`."""
     deep_layers: Sequence[int]
     """Layers whose states become features too, which the model adds to the states of its first layers."""
 
