@@ -347,7 +347,9 @@ def test_a_frame_beyond_the_bound_ends_its_connection_alone() -> None:
                 try:
                     sender.connect(launched.address)
                     sender.send_multipart([b"header", bytes(REQUEST_BYTES_MAX + 1)])
-                    assert await asyncio.to_thread(monitor.poll, START_S * 1000), "the connection goes on"
+                    assert await asyncio.to_thread(monitor.poll, int(START_S * 1000)), (
+                        "the connection goes on"
+                    )
                     assert not sender.poll(0)
                 finally:
                     sender.disable_monitor()

@@ -71,7 +71,9 @@ def test_a_recipe_does_what_it_promises(site: Site, task: str, tmp_path: Path) -
         assert shown[0].count('"mood"') == 2
     if task.startswith("4."):
         assert shown[0].strip() == "20"
-        assert site.run(*blocks[0], tmp_path).strip() == "20", "a second run does what is left: nothing"
+        assert site.run(blocks[0][0], blocks[0][1], tmp_path).strip() == "20", (
+            "a second run does what is left: nothing"
+        )
     if task.startswith("7."):
         assert "red circle" in shown[0]
     if task.startswith("8."):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -149,8 +150,8 @@ def _id(exchange: Exchange) -> str:
     return str(exchange.scope["path_params"]["id"])
 
 
-def _listed(found: list[object] | list[BatchJob]) -> dict[str, object]:
-    plain = [msgspec.to_builtins(each) for each in found]
+def _listed(stored: Sequence[object]) -> dict[str, object]:
+    plain = [msgspec.to_builtins(each) for each in stored]
     ids = [each["id"] for each in plain]
     return {
         "object": "list", "data": plain, "has_more": False,

@@ -140,7 +140,7 @@ class Conversation:
                 options[name] = value
         try:
             check_names({name: value}, Options)
-            check_options(make_options({key: options[key] for key in options if key != "stop"}))  # type: ignore[misc]
+            check_options(make_options({key: options[key] for key in options if key != "stop"}))  # type: ignore[arg-type]
         except TypeError as error:
             raise BadRequest(str(error)) from None
         self.options = options
