@@ -51,12 +51,12 @@ class OwnedMemory(Generic[T]):
 
     def forget(self, owner: str, id_: str) -> T | None:
         """Drop the owner's value of this id; returns it."""
-        values = self._values.get(owner, OrderedDict())
-        value, size = values.pop(id_, (None, 0))
+        if self.find(owner, id_) is None:
+            return None
+        value, size = self._values[owner].pop(id_)
         self._bytes[owner] -= size
-        if not values:
-            self._values.pop(owner, None)
-            del self._bytes[owner]
+        if not self._values[owner]:
+            del self._values[owner], self._bytes[owner]
         return value
 
     def renew(self, owner: str, id_: str) -> None:

@@ -100,7 +100,7 @@ def _set(session: TerminalChat, rest: str) -> None:
     name, _, value = rest.partition(" ")
     if name:
         session.conversation.set(name, value.strip())
-    for line in session.conversation.shown_options():
+    for line in session.conversation.shown_options() or ["every option has its default"]:
         click.echo(line, err=True)
 
 
