@@ -21,8 +21,6 @@ from zmqengine.worker.wire.keys import KeyPair, load_key_pair, write_key_pair
 from zmqengine_client import Client, CurveKeys
 from zmqengine_client.keys import load_keys
 
-pytestmark = pytest.mark.process
-
 WAIT_MS = 60_000
 
 
