@@ -113,7 +113,7 @@ class HttpProtocol(HttpToolsProtocol):
             return
         # A head that came in one piece has not been counted yet.
         lines = [self.url, *(part for header in self.headers for part in header)]
-        if sum(map(len, lines)) + 4 * len(lines) > self.head_bytes_max:
+        if sum(map(len, lines)) + 2 * len(lines) > self.head_bytes_max:
             raise _HeadTooLong
         self._in_head = False
         self._head_bytes = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 from collections.abc import Iterator
@@ -141,6 +142,25 @@ def test_a_head_has_a_size(front: Front) -> None:
             connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + filler)
             assert connection.recv(100).startswith(b"HTTP/1.1 431")
     assert get(front, "/health").status == 200
+
+
+@pytest.mark.parametrize(("size", "status"), [(60_000, b"200"), (66_000, b"431"), (100_000, b"431")])
+@pytest.mark.parametrize("place", ["path", "one header", "many headers"])
+@pytest.mark.parametrize("pieces", [1, 40])
+def test_a_whole_head_has_a_size_too(front: Front, size: int, status: bytes, place: str, pieces: int) -> None:
+    """However it is cut on the way: a server may read it at once."""
+    target = b"/health?" + b"a" * size if place == "path" else b"/health"
+    filler = {
+        "path": b"",
+        "one header": b"X: " + b"a" * size + b"\r\n",
+        "many headers": b"X: abc\r\n" * (size // 8),
+    }
+    raw = b"GET " + target + b" HTTP/1.1\r\nHost: localhost\r\n" + filler[place] + b"\r\n"
+    with connect(front) as connection:
+        with contextlib.suppress(OSError):
+            for start in range(0, len(raw), len(raw) // pieces + 1):
+                connection.sendall(raw[start : start + len(raw) // pieces + 1])
+        assert connection.recv(100).startswith(b"HTTP/1.1 " + status)
 
 
 @pytest.mark.parametrize(
