@@ -232,3 +232,5 @@ def test_a_stream_ends_with_the_reason_when_its_model_fails() -> None:
                 assert len([token async for chunk in again for token in chunk.tokens]) == 2
 
         asyncio.run(run())
+        assert "exit_code=-9" in launched.log
+        assert "last_words=None" not in launched.log, "it said nothing"

@@ -65,7 +65,7 @@ class Commands(click.Group):
         """The command, or click's error with the commands that are spelt alike."""
         alike = difflib.get_close_matches(args[0], self.list_commands(ctx))
         if alike and args[0] not in self.list_commands(ctx):
-            raise click.UsageError(f"No such command {args[0]!r}: did you mean {' or '.join(alike)}?", ctx)
+            raise click.UsageError(f"No such command {args[0]!r}: did you mean {' or '.join(alike)}?")
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
