@@ -166,7 +166,7 @@ class MarkerSplitter:
         if unmarked or kind == "reasoning":
             begins = self._begins_named_call(inside)
         else:
-            begins = self._format.may_begin(inside, None)
+            begins = self._may_begin(inside)
             if begins and len(inside) < HEADER_CHARS_MAX and self._format.is_blank(inside):
                 begins = None
         if begins is None and not self._final:
@@ -235,6 +235,9 @@ class MarkerSplitter:
             return self._end_unmarked()
         if self._unstreamed is None and self._begin_call(deltas):
             return True
+        undecided = self._unstreamed is None and bool(self._call_start) and not self._streamed
+        if undecided and not self._may_begin(self._held):
+            return self._release(deltas)
         ends = [end for end in self._ends if end] if self._call_start or self._unmarked else []
         if self._unstreamed is None and (
             len(self._held) > HEADER_CHARS_MAX or any(end in self._held for end in ends)
@@ -262,6 +265,20 @@ class MarkerSplitter:
         self._trim_newlines = self.saw_call
         if self.saw_call:
             self._edges.after_call()
+        return True
+
+    def _may_begin(self, inside: str) -> bool:
+        """Whether a call may begin with the text behind a marker."""
+        assert self._format
+        return self._format.header.match(inside[:HEADER_CHARS_MAX]) is not None or self._format.may_begin(
+            inside, None
+        )
+
+    def _release(self, deltas: list[Delta]) -> bool:
+        """Go on with content: the marker and the text behind it are no call."""
+        self._held = "".join((self._call_start, *self._blanks, self._held))
+        self._state, self._blanks = "content", []
+        self._emit(deltas, "content", len(self._call_start))
         return True
 
     def _end_unmarked(self) -> bool:

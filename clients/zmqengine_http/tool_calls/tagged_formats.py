@@ -96,7 +96,7 @@ def _named(format_: CallFormat, opener: str, *others: str) -> CallFormat:
 _GLM_HEADER = re.compile(r"\s*([\w.-]+)\s*(?=<)")
 _MINICPM_HEADER = re.compile(r"""\s*["']?([^"'<>\s]+)["']?\s*>""")
 _HUNYUAN_HEADER = re.compile(rf"\s*<tool_call{_SUFFIX}>\s*([\w.-]+)\s*<tool_sep{_SUFFIX}>")
-_KIMI_HEADER = re.compile(r'\s*<\|open\|>call tool="([^"]+)"[^<]*<\|sep\|>')
+_KIMI_HEADER = re.compile(r'\s*<\|open\|>call tool="([\w.-]+)"[^<]*<\|sep\|>')
 
 _FUNCTIONS = ("<function=", "<function name=", "<invoke name=")
 _INVOKES = ("<invoke name=", "<function=", "<function name=")

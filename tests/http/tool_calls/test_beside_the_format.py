@@ -261,3 +261,19 @@ def test_code_in_a_fence_is_no_call() -> None:
     """An answer that shows how to call."""
     text = 'Send this:\n```json\n{"name": "f", "arguments": {}}\n```\nDone.'
     assert (told("json_tools", text).content, told("json_tools", text).calls) == (text, [])
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_no_mixture_depends_on_how_it_comes(name: str) -> None:
+    """Markers, halves of calls and prose in any order: `told` compares the cuts, and nothing is raised."""
+    format_ = FORMATS[name]
+    layout, whole = format_.layouts[0], written(name, CALLS[0])
+    blocks = [each for pair in format_.blocks for each in pair]
+    marks = [format_.start, format_.end, format_.opener, layout.closing, *blocks]
+    plain = [*THINK, "\n", " ", "text ", "f", "look_up", *"{}[],\"'`<3", "```\n", "</"]
+    for seed in range(25):
+        chance = random.Random(f"{name}{seed}")
+        cut = chance.randrange(len(whole))
+        parts = [*[whole] * 4, whole.removeprefix(format_.start), whole[:cut], whole[cut:]]
+        pieces = [*plain, *filter(None, marks * 2), *parts]
+        told(name, "".join(chance.choices(pieces, k=chance.randrange(1, 14))), thinking=chance.random() < 0.4)
