@@ -68,7 +68,8 @@ def test_a_flood_at_one_socket_closes_the_doors_of_all(directory: Path) -> None:
             connection = _connect(f"ipc://{directory}/w/cmd")
             assert connection is not None
             connections.append(connection)
-        for door in doors:
+        # The flooded one last: it shuts down those beyond its share, which leaves room for the others' doors.
+        for door in (doors[0], doors[2], doors[1]):
             door.check()
         assert not any((directory / "w" / name).exists() for name in names)
     finally:
