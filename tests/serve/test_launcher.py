@@ -246,8 +246,8 @@ def test_a_port_that_is_taken_ends_the_launcher_with_a_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         with LauncherProcess(toml({"a": fake(1)}, memory="8G"), "--port", port, http=True) as launched:
-            assert launched.process.wait(START_S) == 1
-            assert f"cannot listen on 127.0.0.1:{port}" in launched.log
+            assert launched.process.wait(START_S) == 2
+            assert f"port {port} of 127.0.0.1 is in use by another program" in launched.log
             assert launched.all_processes() == []
 
 
