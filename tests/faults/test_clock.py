@@ -16,11 +16,15 @@ DAY_S = 86_400.0
 # The clock on the wall is for people, for the wire formats of others, and for files that processes share.
 BY_THE_WALL = {
     "zmqengine/engine/prefix_cache/disk/directory.py",
+    "clients/zmqengine_http/apis/batch_files.py",
     "clients/zmqengine_http/apis/metrics.py",
     "clients/zmqengine_http/apis/models.py",
     "clients/zmqengine_http/apis/ollama/models.py",
     "clients/zmqengine_http/apis/openai_api/frame.py",
     "clients/zmqengine_http/apis/responses/writer.py",
+    # A batch outlives its front-end, and ends at the date that its caller was told.
+    "clients/zmqengine_http/batches/runner.py",
+    "clients/zmqengine_http/batches/stored_files.py",
     "clients/zmqengine_http/serving/tracing.py",
 }
 
