@@ -201,7 +201,7 @@ def embed_all(engine: Engine | VectorEngine, texts: list[list[int]]) -> None:
 def open_decoder(directory: Path) -> MlxEngine:
     """The engine of a model that generates and reads texts."""
     opened = open_mlx_engine(str(directory), EngineOptions(warm_up_s=0, speculate="off"))
-    read_texts(opened.engine, opened.model.model, read_recipe(directory))
+    read_texts(opened.engine, opened.runner, read_recipe(directory))
     return opened.engine
 
 

@@ -46,7 +46,8 @@ from zmqengine.checkpoint.vision import recipe_of
 from zmqengine.engine.host.backend import on_gpu
 from zmqengine.engine.interface import ModelInfo, RowImage, RowRequest
 from zmqengine.engine.load.open_model import open_model
-from zmqengine.engine.open import find_device, find_ops, kv_kernels, open_mlx_engine
+from zmqengine.engine.models.slot_runner import SlotRunner
+from zmqengine.engine.open import find_device, find_ops, open_mlx_engine
 from zmqengine.engine.options import EngineOptions
 from zmqengine.engine.step.mlx_engine import MlxEngine
 from zmqengine.engine.vision.eye import Eye
@@ -79,7 +80,7 @@ class Measured:
         return sorted(self.steps_s)[-3]
 
 
-def build_eye(side: int) -> tuple[Any, Eye]:
+def build_eye(side: int) -> tuple[SlotRunner, Eye]:
     """A random text model, and an eye whose features are as wide."""
     encoder: Any = QwenVision(
         {
@@ -96,19 +97,20 @@ def build_eye(side: int) -> tuple[Any, Eye]:
         kind="qwen3_vl", patch=16, merge=2, resize="area", placeholder=TOKEN, token=TOKEN,
         pixels_max=(16 * side) ** 2,
     )  # fmt: skip
-    model = open_model(build_model(TEXT, 0), *find_ops()).model
-    return model, Eye(card, tower, model.embed)
+    runner = open_model(build_model(TEXT, 0), *find_ops()).runner
+    assert isinstance(runner, SlotRunner)
+    return runner, Eye(card, tower, runner.decoder.embed)
 
 
 def build_engine(side: int, *, prompt_cache_bytes: int) -> tuple[MlxEngine, Eye]:
     """An engine on that model, and its eye."""
-    model, eye = build_eye(side)
+    runner, eye = build_eye(side)
     info = ModelInfo(
         "eye", VOCABULARY, 100_200, frozenset(), 0, vision=eye.card, image_patches_max=eye.card.patches_max
     )
     engine = MlxEngine(
-        model, info, EngineOptions(prompt_cache_bytes=prompt_cache_bytes, rows_max=64), device=find_device(),
-        kernels=kv_kernels(), eye=eye, images_bytes_max=1 << 26,
+        runner, info, EngineOptions(prompt_cache_bytes=prompt_cache_bytes, rows_max=64), device=find_device(),
+        eye=eye, images_bytes_max=1 << 26,
     )  # fmt: skip
     return engine, eye
 

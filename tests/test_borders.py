@@ -201,8 +201,8 @@ def test_every_folder_is_a_tower(package: str) -> None:
 ROOMS = {
     "zmqengine.engine": (
         "options", "seeds", "host", "disk_cache", "grammar", "interface", "image_names", "texts", "row", "sampling",
-        "models", "kv",
-        "vision", "cuda", "autotune", "load", "prefix_cache", "speculation", "step", "fake", "embedding", "open",
+        "kv", "models", "cpu", "vision", "cuda", "autotune", "load", "prefix_cache", "speculation", "step", "fake",
+        "embedding", "open",
     ),
     "zmqengine.worker": (
         "process", "requests", "telemetry", "open_engine", "context", "scheduler", "preparing", "wire", "lifecycle",
@@ -243,9 +243,9 @@ def test_rooms_stand_in_the_stated_order(package: str) -> None:
         ("zmqengine.engine.step", {"cuda", "autotune"}),
         (
             "zmqengine.engine.kv",
-            {"cuda", "autotune", "host", "sampling", "speculation", "step", "prefix_cache"},
+            {"models", "cuda", "autotune", "host", "sampling", "speculation", "step", "prefix_cache"},
         ),
-        ("zmqengine.engine.models", {"kv", "cuda", "autotune", "host"}),
+        ("zmqengine.engine.models", {"cpu", "cuda", "autotune", "host", "step", "prefix_cache"}),
         ("zmqengine.engine.autotune", {"cuda"}),
         ("zmqengine.engine.load", {"cuda"}),
         ("zmqengine.worker.scheduler", {"wire", "lifecycle", "batch", "intake"}),

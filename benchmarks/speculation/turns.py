@@ -118,7 +118,7 @@ class _Pair:
 
 def _engine(work: Work, speculator: Speculator | None) -> MlxEngine:
     options = EngineOptions(prompt_cache_bytes=0, prefill_chunk=4096, prefill_ms=0)
-    return MlxEngine(work.model, work.info, options, speculator=speculator)
+    return MlxEngine(work.runner, work.info, options, speculator=speculator)
 
 
 class _Run:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import islice
+from typing import Any
 
 from zmqengine.engine.open import device_name, find_device, find_ops  # first: it chooses what MLX binds to
 
@@ -23,6 +24,7 @@ from zmqengine.engine.host.host_heap import keep_freed_arrays
 from zmqengine.engine.interface import ModelInfo, RowRequest, Sampling
 from zmqengine.engine.load.loader import LoadedModel, evaluate, load
 from zmqengine.engine.load.open_model import open_model
+from zmqengine.engine.models.model_runner import ModelRunner
 from zmqengine.engine.speculation.build import open_draft_model, open_speculator
 from zmqengine.engine.speculation.source import DraftSource
 from zmqengine.engine.speculation.speculator import Speculator
@@ -57,7 +59,7 @@ class Work:
     None, makes its source anew of the outputs there will be."""
 
     name: str
-    model: object
+    runner: ModelRunner
     info: ModelInfo
     requests: Callable[[int, int], list[RowRequest]]
     speculator: Callable[[], Speculator | None]
@@ -80,10 +82,9 @@ def open_work(name: str, model: str, draft: str | None, options: SpeculationOpti
         if draft is None:
             raise ConfigError("--work 'draft model' needs --draft: a smaller model with the same tokenizer")
         return _draft_model(loaded, _load(draft), options)
-    loaded = _fitted(loaded)
     sampling = _NO_REPEATS if name == "new text" else Sampling(temperature=1.0)
     prompts = _random_prompts(loaded.info.vocab_size, options.new_tokens, sampling)
-    return Work(name, loaded.model, loaded.info, prompts, _auto(loaded.info))
+    return Work(name, _runner(loaded.model), loaded.info, prompts, _auto(loaded.info))
 
 
 def _echo(options: SpeculationOptions) -> Work:
@@ -96,48 +97,48 @@ def _echo(options: SpeculationOptions) -> Work:
         texts = [echo_model.document(draw, words) for _ in range(streams)]
         return [RowRequest(row, echo_model.prompt(text), words) for row, text in enumerate(texts)]
 
-    return Work("echo", model, info, requests, _auto(info))
+    return Work("echo", _runner(model), info, requests, _auto(info))
 
 
 def _edit(name: str, options: SpeculationOptions) -> Work:
     """Documents that the trained model has not seen, to be said with a field changed."""
     loaded = load_bundled("model")
     draft = load_bundled("draft") if name == "edit draft" else None
+    draft_runner = None if draft is None else _runner(draft.model)
 
     def speculator() -> Speculator | None:
-        if draft is None:
+        if draft is None or draft_runner is None:
             return open_speculator("auto", loaded.info.vocab_size)
-        return open_speculator("draft", loaded.info.vocab_size, open_draft_model(draft, loaded))
+        return open_speculator("draft", loaded.info.vocab_size, open_draft_model(draft, draft_runner, loaded))
 
     def requests(streams: int, seed: int) -> list[RowRequest]:
         documents = list(islice(edits("held_out", seed, options.edit_fields), streams))
         return [asked.request for asked in ask(loaded, documents)]
 
-    return Work(name, loaded.model, loaded.info, requests, speculator)
+    return Work(name, _runner(loaded.model), loaded.info, requests, speculator)
 
 
 def _set_drafts(loaded: LoadedModel, options: SpeculationOptions) -> Work:
     """The model is made to say what no rounding changes, and a source knows it."""
     make_foreseeable(loaded.model)
-    loaded = _fitted(loaded)
 
     def known(requests: Sequence[RowRequest], outputs: Outputs) -> DraftSource:
         by_prompt = {tuple(request.prompt): outputs[request.row] for request in requests}
         return ErringSource(by_prompt, options.acceptance, options.set_length)
 
     requests = _random_prompts(loaded.info.vocab_size, options.set_tokens, Sampling())
-    return Work("set drafts", loaded.model, loaded.info, requests, _auto(loaded.info), known)
+    return Work("set drafts", _runner(loaded.model), loaded.info, requests, _auto(loaded.info), known)
 
 
 def _draft_model(loaded: LoadedModel, draft: LoadedModel, options: SpeculationOptions) -> Work:
-    loaded, draft = _fitted(loaded), _fitted(draft)
+    draft_runner = _runner(draft.model)
     words = min(loaded.info.vocab_size, draft.info.vocab_size)
 
     def speculator() -> Speculator | None:
-        return open_speculator("draft", loaded.info.vocab_size, open_draft_model(draft, loaded))
+        return open_speculator("draft", loaded.info.vocab_size, open_draft_model(draft, draft_runner, loaded))
 
     requests = _random_prompts(words, options.new_tokens, Sampling())
-    return Work("draft model", loaded.model, loaded.info, requests, speculator)
+    return Work("draft model", _runner(loaded.model), loaded.info, requests, speculator)
 
 
 def _auto(info: ModelInfo) -> Callable[[], Speculator | None]:
@@ -161,13 +162,8 @@ def _load(model: str) -> LoadedModel:
     return load(str(model_path(model)) if model == "pico" else model)
 
 
-def _fitted(loaded: LoadedModel) -> LoadedModel:
+def _runner(model: Any) -> ModelRunner:
     """As a worker opens it."""
-    opened = open_model(
-        loaded.model,
-        *find_ops(),
-        SavedChoices(device_name(), version("mlx")),
-        seconds_max=_SECONDS_MAX,
-        traces=find_device().is_gpu,
-    )
-    return replace(loaded, model=opened.model)
+    saved = SavedChoices(device_name(), version("mlx"))
+    replays = find_device().is_gpu
+    return open_model(model, *find_ops(), saved, seconds_max=_SECONDS_MAX, replays=replays).runner

@@ -10,11 +10,10 @@ from benchmarks.speculation import echo_model
 from benchmarks.speculation.erring_source import ErringSource
 from benchmarks.speculation.foreseeable import make_foreseeable
 from tests.support.drafts import by_worth
-from tests.support.engines import finish, make_engine
+from tests.support.engines import finish, make_engine, runner_of
 from tests.support.models import build_model
 from zmqengine.engine.interface import ModelInfo, RowRequest
 from zmqengine.engine.load.loader import evaluate
-from zmqengine.engine.load.probe import probe
 from zmqengine.engine.options import EngineOptions
 from zmqengine.engine.speculation.draft_model import DraftModel
 from zmqengine.engine.speculation.ngrams import Ngrams
@@ -31,7 +30,7 @@ def test_documents_are_said_again_with_their_marked_words_changed(drafts):
     draw = random.Random(1)
     texts = [echo_model.document(draw, WORDS) for _ in range(4)]
     drafting = by_worth(Ngrams(info.vocab_size)) if drafts else None
-    engine = MlxEngine(model, info, EngineOptions(prompt_cache_bytes=0), speculator=drafting)
+    engine = MlxEngine(runner_of(model), info, EngineOptions(prompt_cache_bytes=0), speculator=drafting)
     tokens = 0
     for row, text in enumerate(texts):
         wanted = echo_model.answer(text)
@@ -51,8 +50,10 @@ def test_a_draft_model_of_a_fifth_of_the_size_saves_most_steps():
     model, small = echo_model.build(WORDS), echo_model.build(WORDS, hidden=192, layers=1, seed=1)
     assert 4 * evaluate(small) < evaluate(model)
     info = ModelInfo("echo", echo_model.VOCAB_SIZE, 2048, frozenset(), 0)
-    source = DraftModel(small, 0, probe(small).shape, words=info.vocab_size, padding_bytes_max=1 << 30)
-    engine = MlxEngine(model, info, EngineOptions(prompt_cache_bytes=0), speculator=by_worth(source))
+    source = DraftModel(runner_of(small), 0, words=info.vocab_size)
+    engine = MlxEngine(
+        runner_of(model), info, EngineOptions(prompt_cache_bytes=0), speculator=by_worth(source)
+    )
     draw = random.Random(2)
     texts = [echo_model.document(draw, WORDS) for _ in range(2)]
     engine.insert([RowRequest(row, echo_model.prompt(text), WORDS) for row, text in enumerate(texts)])

@@ -17,7 +17,7 @@ from benchmarks.speculation.edit.documents import FIELDS_MAX, edits
 from benchmarks.speculation.edit.models import Asked, ask, load_bundled
 from benchmarks.speculation.edit.train import Plan, held_out, train, write
 from tests.support.drafts import by_worth
-from tests.support.engines import engine_options, finish
+from tests.support.engines import engine_options, finish, runner_of
 from zmqengine.engine.load.loader import LoadedModel
 from zmqengine.engine.speculation.build import open_draft_model
 from zmqengine.engine.speculation.ngrams import Ngrams
@@ -45,7 +45,7 @@ def asked(large: LoadedModel) -> list[Asked]:
 @pytest.fixture(scope="module")
 def plain(large: LoadedModel, asked: list[Asked]) -> list[list[int]]:
     """What the model says of them without drafts."""
-    engine = MlxEngine(large.model, large.info, engine_options({}))
+    engine = MlxEngine(runner_of(large.model), large.info, engine_options({}))
     assert engine.insert([one.request for one in asked]) == []
     run = finish(engine)
     return [run.ids(one.request.row) for one in asked]
@@ -82,8 +82,12 @@ def test_drafts_save_more_than_half_of_the_steps(
     bound: float,
 ) -> None:
     """And change no token. What counts for rows that decode together is the longest of them."""
-    drafter = open_draft_model(small, large) if source == "draft" else Ngrams(large.info.vocab_size)
-    engine = MlxEngine(large.model, large.info, engine_options({}), speculator=by_worth(drafter))
+    drafter = (
+        open_draft_model(small, runner_of(small.model), large)
+        if source == "draft"
+        else Ngrams(large.info.vocab_size)
+    )
+    engine = MlxEngine(runner_of(large.model), large.info, engine_options({}), speculator=by_worth(drafter))
     tokens = 0
     for together in [asked] if rows == DOCUMENTS else [[one] for one in asked[:3]]:
         assert engine.insert([one.request for one in together]) == []

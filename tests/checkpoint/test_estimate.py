@@ -147,6 +147,7 @@ def test_the_estimate_is_what_the_loaded_model_takes(name: str, tmp_path: Path) 
     pytest.importorskip("mlx.core")
     from tests.support import models
     from zmqengine.engine.load.loader import load
+    from zmqengine.engine.load.probe import open_runner
     from zmqengine.engine.step.mlx_engine import MlxEngine
 
     directory = model_path() if name == "pico" else models.save_model(tmp_path / "m", getattr(models, name))
@@ -154,7 +155,7 @@ def test_the_estimate_is_what_the_loaded_model_takes(name: str, tmp_path: Path) 
     loaded = load(str(directory))
     assert checkpoint.weights.total_bytes == pytest.approx(loaded.info.parameter_bytes, rel=0.01)
     assert checkpoint.shape.context_tokens == loaded.info.context_tokens
-    engine = MlxEngine(loaded.model, loaded.info)
+    engine = MlxEngine(open_runner(loaded.model), loaded.info)
     try:
         for tokens in (10, 500, 2000):
             estimated = checkpoint.shape.bytes_for(tokens, checkpoint.weights.float_bytes)

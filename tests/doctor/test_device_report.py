@@ -113,7 +113,6 @@ def test_the_command_writes_where_it_is_told(tmp_path: Path, monkeypatch: pytest
 def test_an_operation_that_differs_from_the_cpu_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """In one shape of one type; and one that raises."""
     from zmqengine.bench.device import operations
-    from zmqengine.engine.kv import PlainKernels
 
     real, calls = mx.fast.rms_norm, []
 
@@ -125,10 +124,10 @@ def test_an_operation_that_differs_from_the_cpu_is_found(monkeypatch: pytest.Mon
     norms = operations._all("norms", operations._norms())
     assert norms.ok is False
     assert norms.text.count("off by 0.5") == 2  # as the worst of all, and by name
-    monkeypatch.setattr(PlainKernels, "take_columns", lambda *_: mx.array([1]) + "no")
-    gathers = operations._all("gathers", operations._gathers(), exact=True)
-    assert gathers.ok is False
-    assert "Error" in gathers.text
+    monkeypatch.setattr(operations, "_write", lambda *_: mx.array([1]) + "no")
+    writes = operations._all("writes", operations._writes(), exact=True)
+    assert writes.ok is False
+    assert "Error" in writes.text
 
 
 @pytest.mark.parametrize("listed", [True, False])

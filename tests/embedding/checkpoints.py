@@ -66,7 +66,7 @@ def engine_of(directory: Path, backend: Backend | None = None) -> Any:
             report=lambda *_: None,
         ).engine
     opened = open_mlx_engine(str(directory), EngineOptions(warm_up_s=0, speculate="off"), name="d")
-    read_texts(opened.engine, opened.model.model, recipe)
+    read_texts(opened.engine, opened.runner, recipe)
     return opened.engine
 
 

@@ -22,8 +22,6 @@ from zmqengine.engine.fake.fake_vector_engine import FakeVectorEngine
 from zmqengine.engine.interface import Engine, ModelInfo, StepResult, TextsRequest, VectorEngine
 from zmqengine.engine.models import arrays
 from zmqengine.engine.step.step_clock import StepClock
-from zmqengine.engine.step.text_pace import SHARE, TextPace
-from zmqengine.engine.step.text_pace import TOKENS_MIN as TEXT_TOKENS_MIN
 from zmqengine.engine.texts.text_rows import TextPlace, TextRows
 from zmqengine.errors import ModelLoadError
 
@@ -193,44 +191,6 @@ def test_a_step_of_an_encoder_takes_a_bounded_time(elsewhere: int, long: bool) -
     layer_s = 3000 * 5e-5 / 3
     assert max(steps[20:]) <= (max(limit_s, layer_s) if long else limit_s) * 1.1
     assert sum(steps[20:]) / 40 > limit_s * 0.7
-
-
-@pytest.mark.parametrize(
-    ("call_s", "token_s"), [(0.0001, 0.0005), (0.002, 0.0001), (0.0, 1e-7), (0.008, 0.0001)]
-)
-def test_texts_take_a_share_of_the_time_of_rows_that_decode(call_s: float, token_s: float) -> None:
-    """Streams slow down by that, whatever waits; where a call alone takes more, some steps have no texts."""
-    pace, plain_s, steps, taken = TextPace(), 0.010, [], 0
-    for _ in range(2000):
-        tokens = pace.choose(2048, plain_s)
-        steps.append(plain_s + (call_s + tokens * token_s if tokens else 0.0))
-        taken += tokens
-        if tokens:
-            pace.record(tokens, steps[-1])
-    settled = sorted(steps[500:])
-    assert sum(settled) / len(settled) <= plain_s * (1 + SHARE) * 1.03
-    if call_s + TEXT_TOKENS_MIN * token_s <= SHARE * plain_s:
-        assert settled[int(len(settled) * 0.99)] <= plain_s * 1.5
-        assert taken >= 0.8 * 2000 * min(2048, (SHARE * plain_s - call_s) / token_s) * 0.9
-    assert taken > 1000
-    assert settled[len(settled) // 100] == plain_s, "some steps have no texts, so that these are timed"
-
-
-def test_few_texts_say_nothing_about_many() -> None:
-    """Single short ones beside rows that decode take next to no time, and do not let in a step full of others."""
-    pace, plain_s = TextPace(), 0.010
-    for _ in range(300):
-        if pace.choose(4, plain_s):
-            pace.record(4, plain_s * 1.01)
-    assert max(pace.choose(2048, plain_s) for _ in range(8)) <= 16
-
-
-def test_texts_wait_until_a_step_without_them_was_timed() -> None:
-    """Otherwise nothing says what they take."""
-    pace = TextPace()
-    assert pace.choose(2048, 0.0) == 0
-    pace.record(100, 1.0)
-    assert any(pace.choose(2048, 0.01) for _ in range(8))
 
 
 def test_a_row_that_leaves_takes_its_texts_along() -> None:

@@ -307,7 +307,7 @@ def test_rows_are_parked_and_come_back_again_and_again(make, alone):
         here[1000 + turn] = id_
         assert engine.insert([back(rows[id_], 1000 + turn, output[id_])]) == []
     assert [output[id_] for id_ in range(3)] == [alone(request) for request in rows]
-    assert len(read) > 3
+    assert len(read) >= 3
     assert sum(read) == 0
 
 
@@ -432,9 +432,8 @@ def test_a_row_holds_at_most_what_was_projected(make):
     run = Run()
     for _ in range(1000):
         step(engine, run)
-        held = run.prefills[-1].done if not run.ids(0) else 300 + len(run.ids(0))
         memory = engine.memory()
-        assert memory.kv <= engine.project_bytes(held)
+        assert memory.kv <= engine.project_bytes(300 + len(run.ids(0)))
         if len(run.ids(0)) == 300:
             break
         assert memory.kv > 0

@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from tests.support.engines import Run, engine_options, finish
+from tests.support.engines import Run, engine_options, finish, runner_of
 from zmqengine.engine.grammar.grammar import Grammar, Kind, compile_grammar, vocabulary
 from zmqengine.engine.interface import RowRequest, Sampling
 from zmqengine.engine.load.loader import load
@@ -40,7 +40,12 @@ class Pico:
         )
 
     def engine(self, model: Any = None, **options: Any) -> MlxEngine:
-        return MlxEngine(model or self.loaded.model, self.loaded.info, engine_options(options), **options)
+        return MlxEngine(
+            model if hasattr(model, "forward") else runner_of(model or self.loaded.model),
+            self.loaded.info,
+            engine_options(options),
+            **options,
+        )
 
     def grammar(
         self, kind: Kind, text: str = "", choices: Sequence[str] = (), after: Sequence[int] = ()

@@ -17,17 +17,16 @@ from mlx.nn.layers.activations import silu
 from mlx.utils import tree_flatten
 
 from tests.support import cuda_on_cpu
-from tests.support.kv_kernels import memory
+from tests.support.cuda_on_cpu import memory
 from zmqengine.engine.cuda import (
     attention,
     between_products,
     draw_kernel,
     experts,
     kernel,
-    kv_kernels,
-    packed_attention,
     plain_products,
     quantised_products,
+    slot_storage,
 )
 from zmqengine.engine.models.decoder_weights import Linear
 from zmqengine.engine.models.ops import dequantised
@@ -103,21 +102,21 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, *, as_written: bool = False) -> li
 class Replayed:
     """A function as `mx.compile` has it, but called each time: what it launches must be what a trace would replay.
 
-    It is called with arrays of one form, since MLX keeps a trace for each, for as long as the function lives.
+    MLX keeps a trace for each form of the arrays, for as long as the function lives.
     """
 
     def __init__(self, function: Callable[..., Any], launched: list[object]) -> None:
         self._function = function
         self._launched = launched
-        self._trace: tuple[object, list[object]] | None = None
+        self._traces: dict[object, list[object]] = {}
 
     def __call__(self, *given: Any) -> Any:
         before = len(self._launched)
         found = self._function(*given)
         arrays: list[tuple[str, mx.array]] = tree_flatten(given)  # type: ignore[assignment]
-        called = [(array.shape, array.dtype) for _, array in arrays], self._launched[before:]
-        self._trace = self._trace or called
-        assert self._trace == called
+        form = tuple((array.shape, array.dtype) for _, array in arrays)
+        launched = self._launched[before:]
+        assert self._traces.setdefault(form, launched) == launched
         return found
 
 
@@ -198,8 +197,7 @@ CUDA_TYPES = {
 def forget() -> None:
     """Forget the kernels that were made: real ones are not for a CPU, and these are for no other test."""
     modules = (
-        attention, between_products, draw_kernel, experts, kv_kernels, packed_attention, plain_products,
-        quantised_products,
+        attention, between_products, draw_kernel, experts, plain_products, quantised_products, slot_storage,
     )  # fmt: skip
     for module in modules:
         for function in vars(module).values():
@@ -216,13 +214,16 @@ def add_and_norm(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
     return [total, mx.fast.rms_norm(total, weight, number(facts["EPS"]))]
 
 
-def rotate(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
-    """rotary_heads.cu, its results in arrays of their own"""
-    product, offset, freqs, query_norm, key_norm = inputs
+def rotate(inputs: Arrays, facts: Facts, shapes: Any) -> list[mx.array]:
+    """rotary_heads.cu; queries of padding are not initialised"""
+    product, places, freqs, query_norm, key_norm, *arrays = inputs
     assert product.ndim == 2
     assert facts["P"] == product.dtype
-    heads, key_heads, dim, rows = facts["H"], facts["KH"], facts["D"], offset.shape[0]
-    every = product.reshape(rows, -1, heads + 2 * key_heads, dim).transpose(0, 2, 1, 3)
+    table: Any = places.reshape(-1, 4).tolist()
+    assert len(table) == product.shape[0]
+    table = [place for place in table if place[0] >= 0]
+    heads, key_heads, dim, tokens = facts["H"], facts["KH"], facts["D"], len(table)
+    every = product[:tokens].reshape(tokens, heads + 2 * key_heads, 1, dim)
     queries, keys, values = mx.split(every, [heads, heads + key_heads], axis=1)
     if facts["NORMS"]:
         queries = mx.fast.rms_norm(queries, query_norm, number(facts["EPS"]))
@@ -231,53 +232,22 @@ def rotate(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
         "traditional": False,
         "base": None if facts["FREQS"] else 2.0 ** number(facts["BASE"]),
         "scale": number(facts["SCALE"]),
-        "offset": offset,
+        "offset": mx.array([position for *_, position in table]),
         "freqs": freqs if facts["FREQS"] else None,
     }
-    return [mx.fast.rope(queries, facts["DIMS"], **rope), mx.fast.rope(keys, facts["DIMS"], **rope), values]
-
-
-def rotate_into(inputs: Arrays, facts: Facts, shapes: Any) -> list[mx.array]:
-    """rotary_heads.cu, keys and values written into arrays of the caller"""
-    *own, keys, values, stop = inputs
-    queries, *fresh = rotate(own, facts, shapes)
-    last: Any = stop.item()
-    width = queries.shape[2]
-    for array, columns in zip((keys, values), fresh, strict=True):
-        around(array, columns.shape[0], last)[..., last - width : last, :] = memory(columns)
-    return [queries]
-
-
-def around(array: mx.array, rows: int, columns: int) -> np.ndarray:
-    """The memory of keys or values, of which `array` has at least the first column of the first row."""
-    given = memory(array)
-    shape = rows, given.shape[1], columns, given.shape[3]
-    return np.lib.stride_tricks.as_strided(given, shape, given.strides)
-
-
-def marks_around(hidden: mx.array, rows: int, columns: int) -> np.ndarray:
-    """The marks of gaps, of which `hidden` has at least the first; one mark alone stands for none."""
-    marks = memory(hidden)
-    if marks.strides[0] == marks.itemsize:
-        return marks
-    return np.lib.stride_tricks.as_strided(marks, (rows, columns), marks.strides)
-
-
-def rotate_packed(inputs: Arrays, facts: Facts, shapes: Any) -> list[mx.array]:
-    """rotary_heads.cu, of tokens whose places are in a table; queries of padding are not initialised"""
-    product, places, freqs, query_norm, key_norm, *arrays = inputs
-    table: Any = places.reshape(-1, 4).tolist()
-    assert len(table) == product.shape[0]
-    table = [place for place in table if place[0] >= 0]
-    positions = mx.array([position for *_, position in table])
-    own = [product[: len(table)], positions, freqs, query_norm, key_norm]
-    queries, *fresh = rotate(own, facts, shapes)
-    columns = [memory(array) for array in fresh]
-    for token, (segment, row, column, _) in enumerate(table):
-        for array, given in zip(arrays[2 * segment :], columns, strict=False):
-            around(array, row + 1, column + 1)[row, :, column] = given[token, :, 0]
-    unused = mx.full((product.shape[0] - len(table), *shapes[0][1:]), float("nan"), queries.dtype)
+    queries, keys = (mx.fast.rope(array, facts["DIMS"], **rope) for array in (queries, keys))
+    for token, (pool, slot, column, _) in enumerate(table):
+        for array, columns in zip(arrays[2 * pool :], (keys, values), strict=False):
+            around(array, slot + 1, column + 1)[slot, :, column] = memory(columns)[token, :, 0]
+    unused = mx.full((len(product) - tokens, *shapes[0][1:]), float("nan"), queries.dtype)
     return [mx.concatenate([queries[:, :, 0], unused])]
+
+
+def around(array: mx.array, slots: int, columns: int) -> np.ndarray:
+    """The memory of keys or values, of which `array` has at least the first column of the first slot."""
+    given = memory(array)
+    shape = slots, given.shape[1], columns, given.shape[3]
+    return np.lib.stride_tricks.as_strided(given, shape, given.strides)
 
 
 def quantised(wide: mx.array, bits: int, group_size: int) -> Linear:
@@ -294,88 +264,51 @@ def wide_of(linear: Linear) -> mx.array:
     return dequantised(exact)
 
 
-def new_arrays(inputs: Arrays, _: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
-    """Arrays whose memory is not initialised."""
-    assert len(inputs) == 1
-    return [mx.full(shape, float("nan")) for shape in shapes]
-
-
-def move_rows(inputs: Arrays, _: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
-    """move_rows.cu"""
-    keys, values, from_keys, from_values, table = inputs
-    numbers: Any = table.tolist()
-    for array, source in ((keys, from_keys), (values, from_values)):
-        given, to = memory(source), memory(array)
-        for at in range(0, len(numbers), 5):
-            from_row, row, from_start, start, columns = numbers[at : at + 5]
-            to[row, :, start : start + columns] = given[from_row, :, from_start : from_start + columns]
+def write_columns(inputs: Arrays, _: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
+    """write_columns.cu"""
+    array, columns, place = inputs
+    numbers: Any = place.tolist()
+    slot, start, count = numbers
+    memory(array)[slot, :, start : start + count] = memory(columns)[0]
     return [mx.zeros(shapes[0])]
 
 
-def attend(inputs: Arrays, _: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
-    """ragged_attention.cu and window_attention.cu"""
-    queries, keys, values, starts, stop, hidden, scale = inputs
-    columns: Any = stop.item()
-    rows, width = queries.shape[0], queries.shape[2]
-    place = mx.arange(columns)[None, None, None]
-    mask = place >= starts[:, None, None, None]
-    mask = mask & (place <= (columns - width + mx.arange(width))[None, None, :, None])
-    mask = mask & (mx.array(marks_around(hidden, rows, columns))[:, None, None] == 0)
-    factor: Any = scale.item()
-    # The kernel does not read the others, which may be NaN.
-    seen = mx.any(mask, axis=2)[..., None]
-    keys, values = (mx.where(seen, mx.array(around(array, rows, columns)), 0) for array in (keys, values))
-    found = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=factor, mask=mask)
-    return [found.transpose(0, 2, 1, 3) if width > 1 else found]
-
-
-def attend_packed(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
-    """window_attention.cu, of blocks whose row is in a table; what no block writes is not a number"""
-    queries, tiles, scale, *arrays = inputs
+def attend(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
+    """attention.cu; what no block writes is not a number"""
+    queries, tiles, factor, *arrays = inputs
+    scale: Any = factor.item()
     heads, key_heads, dim = facts["H"], facts["KH"], facts["D"]
-    made = mx.full((shapes[0][0], heads, dim), float("nan"), queries.dtype)
+    attended = mx.full((shapes[0][0], heads, dim), float("nan"), queries.dtype)
     rows: dict[tuple[int, ...], list[int]] = {}
-    table: Any = tiles.reshape(-1, 8).tolist()
-    for segment, row, first, end, width, query, token, is_apart in table:
+    table: Any = tiles.reshape(-1, attention.TILE).tolist()
+    for pool, slot, end, width, query, token, is_apart in table:
         if width:
-            rows.setdefault((segment, row, first, end, width, token, is_apart), []).append(query)
-    for (segment, row, first, end, width, token, is_apart), given in rows.items():
-        assert given == list(range(0, heads // key_heads * width, 64 if is_apart else 16))
-        if first == end:
-            made[token : token + width] = 0
+            rows.setdefault((pool, slot, end, width, token, is_apart), []).append(query)
+    for (pool, slot, end, width, token, is_apart), begins in rows.items():
+        assert begins == list(range(0, heads // key_heads * width, 64 if is_apart else 16))
+        tokens = slice(token, token + width)
+        if not end:
+            attended[tokens] = 0
             continue
-        *keys_values, hidden = arrays[3 * segment : 3 * segment + 3]
-        keys, values = (mx.array(around(array, row + 1, end)[row:]) for array in keys_values)
-        marks = mx.array(marks_around(hidden, row + 1, end)[-1:])
-        found = attend(
-            [
-                queries[token : token + width].transpose(1, 0, 2)[None], keys, values,
-                mx.array([first]), mx.array([end]), marks, scale,
-            ],
-            facts,
-            shapes,
-        )[0]  # fmt: skip
-        made[token : token + width] = found.reshape(width, heads, dim)
-    return [made]
+        keys, values = (
+            mx.array(around(array, slot + 1, end)[slot:]) for array in arrays[2 * pool : 2 * pool + 2]
+        )
+        mask = mx.arange(end) <= (end - width + mx.arange(width))[:, None]
+        own = queries[tokens].transpose(1, 0, 2)[None]
+        found = mx.fast.scaled_dot_product_attention(own, keys, values, scale=scale, mask=mask)
+        attended[tokens] = found[0].transpose(1, 0, 2)
+    return [attended]
 
 
-def attend_packed_in_parts(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
-    """`attend_packed` in parts of a row's columns; the first part has all of it, as in `attend_in_parts`."""
-    (found,) = attend_packed(inputs, facts, shapes)
+def attend_in_parts(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
+    """`attend` in parts of a row's columns, for `join_attended`: here the first one has all of it."""
+    (found,) = attend(inputs, facts, shapes)
     parts = shapes[0][2]
     return [mx.pad(found[:, :, None].astype(mx.float32), [(0, 0), (0, 0), (0, parts - 1), (0, 2)])]
 
 
-def attend_in_parts(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
-    """The same in parts of a row's columns, for `join_attended`: here the first one has all of it."""
-    rows, width, heads, parts, _ = shapes[0]
-    (found,) = attend(inputs, facts, shapes)
-    first = found.reshape(rows, width, heads, 1, -1).astype(mx.float32)
-    return [mx.pad(first, [(0, 0), (0, 0), (0, 0), (0, parts - 1), (0, 2)])]
-
-
 def join_attended(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
-    """ragged_attention_join.cu"""
+    """attention_join.cu"""
     return [inputs[0][..., 0, : facts["D"]]]
 
 
@@ -460,17 +393,10 @@ def number(bits: int) -> float:
 KERNELS: dict[str, Callable[[Arrays, Facts, Sequence[tuple[int, ...]]], list[mx.array]]] = {
     "residual_norm": add_and_norm,
     "rotary_heads": rotate,
-    "rotary_heads_into": rotate_into,
-    "rotary_heads_packed": rotate_packed,
-    "new_arrays": new_arrays,
-    "move_rows": move_rows,
-    "ragged_attention": attend,
-    "ragged_attention_part": attend_in_parts,
-    "ragged_attention_join": join_attended,
-    "window_attention": attend,
-    "window_attention_part": attend_in_parts,
-    "packed_attention": attend_packed,
-    "packed_attention_part": attend_packed_in_parts,
+    "write_columns": write_columns,
+    "attention": attend,
+    "attention_part": attend_in_parts,
+    "attention_join": join_attended,
     "plain_product": multiply,
     "experts_route": route,
     "experts_product": multiply_experts,

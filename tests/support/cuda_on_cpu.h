@@ -215,28 +215,6 @@ static void await_groups() {
   std::erase_if(copies, [&](const Copy& copy) { return copy.group < arrived; });
 }
 
-// In place of text_product.cuh. Fragments as in PTX ISA 9.7.14, mma.m16n8k8 with tf32, which reads 19 bits of an operand.
-static constexpr uint32_t tf32_bits = 0xffffe000;
-static uint32_t to_tf32(float number) {
-  const uint32_t whole = bits<uint32_t>(number);
-  // To the nearest, halves away from zero; the sum carries into the exponent.
-  return std::isfinite(number) ? (whole + 0x1000) & tf32_bits : whole;
-}
-static void multiply_tf32(float* sum, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
-  const Sums found = exchange({a0, a1, a2, a3, b0, b1}, [](auto lanes, int lane) {
-    Sums sums = {};
-    for (int c = 0; c < 4; c++) {
-      const int row = lane / 4 + 8 * (c / 2), column = lane % 4 * 2 + c % 2;
-      for (int k = 0; k < 8; k++)
-        sums.at[c] += bits<float>(lanes[row % 8 * 4 + k % 4][row / 8 + 2 * (k / 4)] & tf32_bits) *
-            bits<float>(lanes[column * 4 + k % 4][4 + k / 4] & tf32_bits);
-    }
-    return sums;
-  });
-  for (int c = 0; c < 4; c++) sum[c] += found.at[c];
-}
-
-
 // In place of unpack.cuh.
 template <typename T, int BITS>
 static void unpack(uint2 words, T scale, T bias, uint32_t* pairs) {

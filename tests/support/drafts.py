@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.support.engines import once, probe_once
+from tests.support.engines import once, runner_of
 from tests.support.models import VOCAB_SIZE
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.row import Row
@@ -97,9 +97,9 @@ def speculator(*sources: Any, widths: Sequence[int] = (1, 2, 3, 6)) -> Speculato
 class Self(DraftModel):
     """A model that drafts for itself, and is right but for penalties."""
 
-    def __init__(self, model: Any, padding_bytes_max: int = 1 << 30) -> None:
-        shape = probe_once(model).shape
-        super().__init__(model, 0, shape, words=VOCAB_SIZE, padding_bytes_max=padding_bytes_max)
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        super().__init__(runner_of(model), 0, words=VOCAB_SIZE)
 
     def prepare(self, rows_max: int) -> None:
         """Warm up for the first engine on a model; those after it know what a draft token takes."""

@@ -5,17 +5,17 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, TypeVar, cast
-from unittest.mock import patch
+from typing import Any, Literal, TypeVar, cast
 
 import mlx.core as mx
 from mlx_lm.generate import generate_step
 
-from tests.support.kv_kernels import device_kernels
 from tests.support.models import VOCAB_SIZE
 from zmqengine.engine.interface import ModelInfo, RowDraft, RowFailure, RowPrefill, RowRequest, RowToken
 from zmqengine.engine.load.open_model import open_model
-from zmqengine.engine.load.probe import Abilities, probe
+from zmqengine.engine.load.probe import open_runner
+from zmqengine.engine.models.mlx_lm_runner import MlxLmRunner
+from zmqengine.engine.models.slot_runner import SlotRunner
 from zmqengine.engine.open import find_device, find_ops
 from zmqengine.engine.options import EngineOptions
 from zmqengine.engine.step.mlx_engine import MlxEngine
@@ -57,28 +57,28 @@ def once(model: Any, what: Hashable, find_out: Callable[[], T]) -> T:
     return cast(T, known[1])
 
 
-def probe_once(model: Any) -> Abilities:
-    """`probe`, which takes as long as a short test."""
-    return once(model, "abilities", lambda: probe(model))
-
-
 def make_engine(model: Any, *, context_tokens: int = 2048, **options: Any) -> MlxEngine:
-    """An engine on a model of tests.support.models."""
-    with patch("zmqengine.engine.step.mlx_engine.probe", probe_once):
-        return _make_engine(model, context_tokens, options)
-
-
-def decoder_of(model: Any) -> Any:
-    """The decoder for a model of mlx-lm, as a worker runs it; other models as they are."""
-    return once(model, "decoder", lambda: open_model(model, *find_ops()).model)
-
-
-def _make_engine(model: Any, context_tokens: int, options: dict[str, Any]) -> MlxEngine:
-    model = decoder_of(model)
+    """An engine on a model of tests.support.models, as a worker runs it on this device."""
     options.setdefault("device", find_device())
     info = ModelInfo("test", VOCAB_SIZE, context_tokens, frozenset(), 0)
-    options.setdefault("kernels", device_kernels())
-    return MlxEngine(model, info, engine_options(options), **options)
+    given = engine_options(options)
+    # A test may give a runner of its own.
+    runner = model if hasattr(model, "forward") else runner_of(model, given.kernels, context_tokens)
+    return MlxEngine(runner, info, given, **options)
+
+
+def runner_of(
+    model: Any, kernels: Literal["auto", "mlx", "mlx-lm"] = "auto", context_tokens: int = 2048
+) -> Any:
+    """A new runner for a model of mlx-lm, or with `mlx-lm` that of its own code; what opening finds out about the model
+    is known to later tests."""
+    if kernels == "mlx-lm":
+        return once(model, "mlx-lm", lambda: open_runner(model)).anew()
+    opened = once(model, ("runner", kernels), lambda: open_model(model, *find_ops(kernels)).runner)
+    if isinstance(opened, SlotRunner):
+        return SlotRunner(opened.decoder, context_tokens)
+    assert isinstance(opened, MlxLmRunner)
+    return opened.anew()
 
 
 def engine_options(options: dict[str, Any]) -> EngineOptions:

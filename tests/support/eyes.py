@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
-from unittest.mock import patch
 
 import mlx.core as mx
 import numpy as np
 from mlx_lm.generate import generate_step
 
-from tests.support.engines import decoder_of, engine_options, once, probe_once
+from tests.support.engines import engine_options, once, runner_of
 from tests.support.images import Picture, prompt_of
-from tests.support.kv_kernels import device_kernels
 from tests.support.models import VOCAB_SIZE, build_model
 from zmqengine.engine.interface import ModelInfo, RowRequest
+from zmqengine.engine.models.slot_runner import SlotRunner
 from zmqengine.engine.open import find_device
 from zmqengine.engine.step.mlx_engine import MlxEngine
 from zmqengine.engine.vision.eye import Embed, Eye
@@ -82,9 +81,9 @@ def tower() -> MuseSparkTower:
     return MuseSparkTower(once(build_model, "muse", build_muse), HALF, HALF)
 
 
-def embed_of(model: Any) -> Embed:
+def embed_of(runner: Any) -> Embed:
     """The embeddings of a text model, ours or mlx-lm's."""
-    return getattr(model, "embed", None) or model.model.embed_tokens
+    return runner.decoder.embed if isinstance(runner, SlotRunner) else runner.model.model.embed_tokens
 
 
 def make_seeing_engine(
@@ -98,21 +97,19 @@ def make_seeing_engine(
 ) -> MlxEngine:
     """An engine on a text model of tests.support.models, run by our decoder or, not `ours`, by mlx-lm's code, with a
     tower's features in its prompts."""
-    model = decoder_of(model) if ours else model
+    runner = runner_of(model, "auto" if ours else "mlx-lm", context_tokens)
     info = ModelInfo(
         "eye", VOCAB_SIZE, context_tokens, frozenset(), 0, vision=CARD, image_patches_max=CARD.patches_max
     )
     options.setdefault("device", find_device())
-    options.setdefault("kernels", device_kernels())
-    with patch("zmqengine.engine.step.mlx_engine.probe", probe_once):
-        return MlxEngine(
-            model,
-            info,
-            engine_options(options),
-            eye=Eye(CARD, watched or tower(), embed_of(model)),
-            images_bytes_max=images_bytes_max,
-            **options,
-        )
+    return MlxEngine(
+        runner,
+        info,
+        engine_options(options),
+        eye=Eye(CARD, watched or tower(), embed_of(runner)),
+        images_bytes_max=images_bytes_max,
+        **options,
+    )
 
 
 def request_of(row: int, *parts: Sequence[int] | Picture, **fields: Any) -> RowRequest:

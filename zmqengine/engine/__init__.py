@@ -7,20 +7,23 @@ open.py          from a model's name to an engine: the one call that the worker 
 row.py           a request in the engine: its tokens and the state of its generation
 seeds.py         random numbers of a seed and an output index
 
-step/            one step: decode every row, then prefill one bounded chunk of prompt
+step/            one step: tokens of rows in decode and slices of prompts, in one forward pass
 sampling/        from logits to tokens and log-probabilities
 grammar/         output that follows a grammar: compiled, matched, masked
 speculation/     draft tokens: sources, policy, verify blocks
-kv/              KV caches of rows and batches; nothing else looks inside one
+kv/              slots, where rows of our decoder keep keys and values, and their blocks
 prefix_cache/    blocks of prompts that were computed before, in memory and on disk
-models/          the decoder family's own forward pass, and the border to mlx-lm
+models/          our decoder, the border to mlx-lm, and the runners of both
 load/            weights, tokenizer, probe of a model's abilities, warm-up
 autotune/        kernel variants of products and of the draw, measured on this device
 cuda/            kernels in CUDA C++
+cpu/             NumPy in place of MLX, for models in float32 on a CPU
 host/            back-end, BLAS, memory limits, environment
 embedding/       embeddings and rerank: texts to vectors and scores
+texts/           rows of texts, and their pooling
+vision/          images: towers, and their features in place of tokens
 fake/            a deterministic engine without a model
 
-`docs/engine.md` walks through a step, a verify block and a rollback; `tests/test_borders.py` states which room may
+`docs/engine.md` walks through a step and a verify block; `tests/test_borders.py` states which room may
 import from which.
 """

@@ -10,7 +10,7 @@ from importlib.metadata import version
 
 from zmqengine.engine.host.blas import load_tuned_blas
 from zmqengine.engine.host.environment import prepare_environment
-from zmqengine.engine.options import EngineOptions
+from zmqengine.engine.options import EngineOptions, Kernels
 
 # Before the first import of MLX, which binds to a BLAS and reads its environment variables.
 _BLAS = load_tuned_blas()
@@ -20,18 +20,18 @@ import mlx.core as mx  # noqa: E402
 
 from zmqengine.engine.autotune.draws import choose_draw  # noqa: E402
 from zmqengine.engine.autotune.saved_choices import SavedChoices  # noqa: E402
+from zmqengine.engine.cpu.numpy_ops import NumpyOps  # noqa: E402
 from zmqengine.engine.embedding import backend as encoder_backends  # noqa: E402
 from zmqengine.engine.host.backend import on_cuda, on_gpu  # noqa: E402
 from zmqengine.engine.host.device import Device  # noqa: E402
 from zmqengine.engine.host.device_memory import limit_mlx, recommended_bytes  # noqa: E402
 from zmqengine.engine.host.host_heap import keep_freed_arrays  # noqa: E402
-from zmqengine.engine.kv import KVKernels, PlainKernels  # noqa: E402
 from zmqengine.engine.load.fingerprint import fingerprint  # noqa: E402
 from zmqengine.engine.load.loader import LoadedModel, Report, load  # noqa: E402
 from zmqengine.engine.load.open_model import OpenedModel, open_model  # noqa: E402
 from zmqengine.engine.load.tokenizer_export import ExportedTokenizer, with_vision, without_vision  # noqa: E402
-from zmqengine.engine.models.cpu_ops import CpuOps  # noqa: E402
 from zmqengine.engine.models.mlx_lm import mlx_lm_version  # noqa: E402
+from zmqengine.engine.models.model_runner import ModelRunner  # noqa: E402
 from zmqengine.engine.models.ops import Ops, PlainOps  # noqa: E402
 from zmqengine.engine.sampling.draw import PLAIN_DRAW, Draw, PlainDraw  # noqa: E402
 from zmqengine.engine.speculation.build import open_draft_model, open_speculator  # noqa: E402
@@ -57,10 +57,14 @@ _DRAWS = {
 
 @dataclass(frozen=True, slots=True)
 class OpenedEngine:
-    """A loaded engine of `model`. `memory_limit_bytes`: the limit given to MLX; `facts`: descriptions for people."""
+    """A loaded engine of `model`, which `runner` runs.
+
+    `memory_limit_bytes`: the limit given to MLX; `facts`: descriptions for people.
+    """
 
     engine: MlxEngine
     model: LoadedModel
+    runner: ModelRunner
     tokenizer: ExportedTokenizer
     memory_limit_bytes: int
     facts: dict[str, str]
@@ -100,14 +104,13 @@ def open_mlx_engine(
     eye: Eye | None = None
     if loaded.vision is not None:
         report("reading the vision tower", None)
-        eye = open_eye(loaded.directory, loaded.vision, loaded.model, opened.model, on_gpu=device.is_gpu)
+        eye = open_eye(loaded.directory, loaded.vision, loaded.model, opened.runner, on_gpu=device.is_gpu)
         parameter_bytes += 0 if eye is None else eye.tower.parameter_bytes
-    loaded = replace(loaded, model=opened.model, info=replace(loaded.info, parameter_bytes=parameter_bytes))
+    loaded = replace(loaded, info=replace(loaded.info, parameter_bytes=parameter_bytes))
     limit = limit_memory(recommended, loaded.info.parameter_bytes)
     limit_mlx(limit, loaded.info.parameter_bytes)
     loaded, eye, tower_bytes = _fit_eye(loaded, eye, limit)
-    kernels = kv_kernels()
-    draft_model = _open_draft_model(options.draft, loaded, draw, kernels, report)
+    draft_model = _open_draft_model(options, loaded, draw, report)
     steps = _name_of_steps(loaded, options)
     kept = "" if saved is None else saved.choices.get(steps, "")
     speculator = open_speculator(
@@ -122,12 +125,11 @@ def open_mlx_engine(
     if speculator is not None:
         report("measuring verify blocks", None)
     engine = MlxEngine(
-        loaded.model,
+        opened.runner,
         loaded.info,
         options,
         speculator=speculator,
         draw=draw,
-        kernels=kernels,
         device=device,
         eye=eye,
         images_bytes_max=0 if eye is None else int(limit * FEATURES_SHARE),
@@ -158,7 +160,7 @@ def open_mlx_engine(
         facts["kernels"] = kernels_found
     if engine.wired.description:
         facts["wired"] = engine.wired.description
-    return OpenedEngine(engine, loaded, loaded.tokenizer, limit, facts)
+    return OpenedEngine(engine, loaded, opened.runner, loaded.tokenizer, limit, facts)
 
 
 def _name_of_steps(loaded: LoadedModel, options: EngineOptions) -> str:
@@ -203,39 +205,33 @@ def find_encoder_backend() -> encoder_backends.Backend:
     return encoder_backends.METAL if on_gpu() else encoder_backends.CPU
 
 
-def find_ops() -> tuple[Ops, Ops]:
+def find_ops(kernels: Kernels = "auto") -> tuple[Ops, Ops]:
     """Operations of a decoder layer for MLX's default device, and the reference operations to compare them with."""
     if on_cuda():
         from zmqengine.engine.cuda.cuda_ops import QUANTISED_ROWS_MAX, CudaOps
 
-        return CudaOps(), PlainOps(QUANTISED_ROWS_MAX)
-    own = PlainOps() if on_gpu() else CpuOps()
-    return own, own
+        reference = PlainOps(QUANTISED_ROWS_MAX, attention_is_fused=False)
+        return (CudaOps() if kernels == "auto" else reference), reference
+    ops = PlainOps() if on_gpu() or kernels == "mlx" else NumpyOps()
+    return ops, ops
 
 
 def _open_model(
     loaded: LoadedModel, options: EngineOptions, saved: SavedChoices | None, device: Device, report: Report
 ) -> OpenedModel:
-    ops, reference = find_ops()
+    ops, reference = find_ops(options.kernels)
     return open_model(
         loaded.model,
         ops,
         reference,
         saved,
+        context_tokens=loaded.info.context_tokens,
+        parameter_bytes=loaded.info.parameter_bytes,
         rows_max=options.rows_max,
         seconds_max=options.warm_up_s,
-        traces=device.is_gpu,
+        replays=device.is_gpu,
         report=report,
     )
-
-
-def kv_kernels() -> KVKernels:
-    """Operations on KV caches for MLX's default device."""
-    if on_cuda():
-        from zmqengine.engine.cuda.kv_kernels import CudaKernels
-
-        return CudaKernels()
-    return PlainKernels(gpu=on_gpu())
 
 
 def describe_kernels() -> str:
@@ -260,12 +256,21 @@ def open_draw(vocab_size: int, saved: SavedChoices) -> tuple[Draw, str]:
 
 
 def _open_draft_model(
-    draft: str | None, target: LoadedModel, draw: Draw, kernels: KVKernels, report: Report
+    options: EngineOptions, target: LoadedModel, draw: Draw, report: Report
 ) -> DraftModel | None:
-    if draft is None:
+    if options.draft is None:
         return None
-    loaded = load(draft, lambda stage, fraction: report(f"{stage} of the draft model", fraction))
-    return open_draft_model(loaded, target, draw, kernels)
+    loaded = load(options.draft, lambda stage, fraction: report(f"{stage} of the draft model", fraction))
+    ops, reference = find_ops(options.kernels)
+    opened = open_model(
+        loaded.model,
+        ops,
+        reference,
+        # A row has columns for draft tokens, too.
+        context_tokens=2 * target.info.context_tokens,
+        replays=find_device().is_gpu,
+    )
+    return open_draft_model(loaded, opened.runner, target, draw)
 
 
 def _check_pace(options: EngineOptions) -> None:

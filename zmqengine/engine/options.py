@@ -13,6 +13,7 @@ from zmqengine.paths import cache_directory
 GIB = 1 << 30
 
 Speculate = Literal["off", "auto", "ngram", "draft"]
+Kernels = Literal["auto", "mlx"]
 WiredLimit: TypeAlias = Literal["weights", "off", "all"] | int
 
 
@@ -74,6 +75,11 @@ class EngineOptions:
         90.0,
         within=(0, 3600),
         help="Maximum seconds at the start for autotuning, and on a GPU for warm-up; 0 for neither.",
+    )
+    kernels: Kernels = option(
+        "auto",
+        help="auto takes kernels for this device where they agree with MLX's operations; mlx runs the model by MLX's "
+        "documented operations alone: the first aid where a kernel is wrong.",
     )
     tf32: bool = option(
         False,

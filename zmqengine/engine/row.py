@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from zmqengine.engine.grammar.matcher import RowMatcher
     from zmqengine.engine.grammar.thinking import ThinkingMatcher
 
-# Caches of one row, a cache object of mlx-lm for each layer.
-Caches = list[Any]
-
 
 class SampledToken(NamedTuple):
     """A sampled token that has not been reported yet."""
@@ -33,28 +30,27 @@ class SampledToken(NamedTuple):
 class Row:
     """One request in the engine: its tokens, the number of them that are cached, and the state of its generation.
 
-    `tokens`: prompt and known output; the KV cache holds the first `computed_tokens` of them, apart from columns of a
-    verify block in flight. Before the row has caches, `computed_tokens` is the length that the prefix cache may
-    provide. `prefill_tokens`: length of prompt, `emitted` and forced tokens; `ids`: their ids, features of
-    images by names of their contents; `features`: each image with the places of its features in the prompt.
-    `positions` [3, tokens] of the tokens to prefill, where the model has three and the row has images; `shift`: how far
-    the positions behind them are ahead of the tokens. `offers`: blocks that
-    become valid in the prefix cache once the row's first logit is finite; `keys`: hashes of its blocks. Prefill stops
-    at `branches`, positions at which it keeps a checkpoint of the layers that cannot be cut. `first_forced`: index in
-    `tokens` of the first forced token that was not emitted, `prefill_tokens` without any; `unreported`: number of
-    forced tokens still to be reported. `sampled`: number of output tokens, the one in flight and forced ones included.
-    A row with a `place` reads that text: it ends after prefill. `prefill_end`: tokens to prefill, all of a text, and of
-    others all but the last; `reuses_prefix`: whether it may start from a cached prefix.
-    `launched`: a decode step of the row was launched. `gone`: the row has ended, failed or been removed; results of a
-    step in flight are dropped.
+    `tokens`: prompt and known output; the KV cache holds the first `computed_tokens` of them, those of a step in flight
+    included, except draft tokens. Before the row has a `cache`, `computed_tokens` is the length that the prefix cache
+    may provide. `is_finite`: its last logit was. `prefill_tokens`: length of prompt, `emitted` and forced tokens;
+    `ids`: their ids, features of images by names of their contents; `features`: each image with the places of its
+    features in the prompt. `positions` [3, tokens] of the tokens to prefill, where the model has three and the row has
+    images; `shift`: how far the positions behind them are ahead of the tokens. `offers`: blocks that become valid in
+    the prefix cache once the row's first logit is finite; `keys`: hashes of its blocks. Prefill stops at `branches`,
+    positions at which it keeps a checkpoint of the layers that cannot be cut. `first_forced`: index in `tokens` of the
+    first forced token that was not emitted, `prefill_tokens` without any; `unreported`: number of forced tokens still
+    to be reported. `sampled`: number of output tokens, the one in flight and forced ones included. A row with a `place`
+    reads that text: it ends after prefill. `reuses_prefix`: whether it may start from a cached prefix. `launched`: a
+    step that samples its first token was launched. `gone`: the row has ended, failed or been removed; results of a step
+    in flight are dropped.
     """
 
     __slots__ = (
         "_grammar_matcher",
         "_thinking_matcher",
         "branches",
+        "cache",
         "cached",
-        "caches",
         "computed_tokens",
         "features",
         "first_forced",
@@ -62,6 +58,7 @@ class Row:
         "grammar",
         "id",
         "ids",
+        "is_finite",
         "is_pinned",
         "key",
         "keys",
@@ -72,7 +69,6 @@ class Row:
         "place",
         "positions",
         "prediction",
-        "prefill_end",
         "prefill_tokens",
         "prompt_tokens",
         "reuses_prefix",
@@ -102,7 +98,6 @@ class Row:
         self.prompt_tokens = len(request.prompt)
         self.prefill_tokens = len(self.tokens)
         self.place = place
-        self.prefill_end = self.prefill_tokens - (place is None)
         self.reuses_prefix = True
         self.first_forced = self.prefill_tokens - len(forced)
         self.unreported = len(forced)
@@ -115,7 +110,9 @@ class Row:
         self.logprobs = request.logprobs
         self.computed_tokens = 0
         self.cached = 0
-        self.caches: Caches | None = None
+        # A `RowCache` of the runner, whose module imports this one.
+        self.cache: Any = None
+        self.is_finite = False
         self.scope = request.cache_scope
         self.is_pinned = request.pin
         self.keys: list[bytes] = []
@@ -165,8 +162,8 @@ class Row:
 
     @property
     def remaining(self) -> int:
-        """Tokens still to be prefilled. The last one of a prompt is the input of the first decode step."""
-        return max(0, self.prefill_end - self.computed_tokens)
+        """Tokens of the prompt, of `emitted` and of forced output that no step has computed yet."""
+        return max(0, self.prefill_tokens - self.computed_tokens)
 
     @property
     def has_forced(self) -> bool:

@@ -239,7 +239,7 @@ def _open_mlx(config: WorkerConfig, report: Report, wake: Callable[[], None], *,
     compiler = ConstraintCompiler(opened.tokenizer.tokenizer_json, opened.engine.info)
     # On a thread: only the first request with a constraint waits for it.
     threading.Thread(target=compiler.warm_up, name="constraints", daemon=True).start()
-    read_texts(opened.engine, opened.model.model, recipe)
+    read_texts(opened.engine, opened.runner, recipe)
     return Opened(
         engine=opened.engine,
         tokenizer=TokenizerBundle(call=0, **asdict(opened.tokenizer)),

@@ -1,4 +1,4 @@
-"""Kernels of CUDA, or their text on a CPU."""
+"""Kernels of CUDA, or what stands in for them on a CPU."""
 
 from __future__ import annotations
 
@@ -22,3 +22,21 @@ def kernels_as_written(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     monkeypatch.undo()
     cuda_kernels.forget()
+
+
+@pytest.fixture
+def plain_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Plain arithmetic in place of the kernels; the names of those that are called."""
+    if on_cuda():
+        pytest.skip("the kernels are there")
+    yield cuda_kernels.stand_in(monkeypatch)
+    monkeypatch.undo()
+    cuda_kernels.forget()
+
+
+@pytest.fixture(params=["plain_kernels", "kernels_as_written"])
+def kernels(request: pytest.FixtureRequest) -> str:
+    """The kernels on CUDA; elsewhere plain arithmetic in their place, or their text on the CPU."""
+    name: str = request.param
+    request.getfixturevalue(name)
+    return name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import mlx.core as mx
@@ -11,16 +10,15 @@ import pytest
 from mlx.nn.layers.quantized import quantize
 
 from tests.engine.models.families import LLAMA_3_ROPE, MOE, YARN
-from tests.engine.models.test_decoder import steps
-from tests.support import cuda_kernels
 from tests.support.models import LLAMA, SLIDING, build_model
-from zmqengine.engine import kv
 from zmqengine.engine.cuda.cuda_ops import QUANTISED_ROWS_MAX, CudaOps
 from zmqengine.engine.host.backend import on_cuda
+from zmqengine.engine.load.probe import rows_of, steps_of
 from zmqengine.engine.models.decoder import DecoderModel
 from zmqengine.engine.models.decoder_weights import Experts, read_weights
+from zmqengine.engine.models.model_runner import RowPiece
 from zmqengine.engine.models.ops import PlainOps
-from zmqengine.engine.models.segment import Segment
+from zmqengine.engine.models.slot_runner import SlotRunner
 
 pytestmark = [pytest.mark.cuda_emulated, pytest.mark.skipif(on_cuda(), reason="kernels are there")]
 
@@ -39,31 +37,24 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2": {**BASE, "model_type": "qwen2", "num_key_value_heads": 1},
     "qwen3": {**BASE, "model_type": "qwen3"},
     "experts": {**MOE, **BASE},
-    # Heads that the kernel does not rotate.
+    # Heads without a kernel for attention.
     "yarn rope": {**BASE, "model_type": "qwen3", "rope_scaling": YARN},
     "traditional rope": {**WIDE, "rope_traditional": True},
     "small heads": {**WIDE, "head_dim": 32},
     "sliding window": {**SLIDING, "hidden_size": 256, "head_dim": 64},
 }
-TEXTS = [list(range(5, 60)), [3, 1, 4, 1, 5], [9, 2, 6, *range(100, 140)], [7]]
+WITHOUT_ATTENTION = ("yarn rope", "traditional rope", "small heads", "sliding window")
+TEXTS = [list(range(5, 60)), [3, 1, 4, 1, 5], [9, 2, 6, *range(100, 140)], [7, 8]]
 
 
-@pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Names of the kernels that are called."""
-    yield cuda_kernels.stand_in(monkeypatch)
-    monkeypatch.undo()
-    cuda_kernels.forget()
-
-
-def alike(got: mx.array, wanted: mx.array, share: float = 1.0) -> bool:
+def alike(got: list[np.ndarray], wanted: list[np.ndarray], dtype: mx.Dtype, share: float = 1.0) -> bool:
     """But for rounding, in at least this share of the tokens."""
-    one, other = (np.array(array.astype(mx.float32)).reshape(-1, array.shape[-1]) for array in (got, wanted))
+    one, other = np.concatenate(got), np.concatenate(wanted)
     errors = np.linalg.norm(one - other, axis=-1) / np.linalg.norm(other, axis=-1)
-    return bool(np.mean(errors <= TOLERANCES[wanted.dtype]) >= share)
+    return bool(np.mean(errors <= TOLERANCES[dtype]) >= share)
 
 
-def opened(config: dict[str, Any], dtype: mx.Dtype, bits: int = 0) -> tuple[Any, Any]:
+def opened(config: dict[str, Any], dtype: mx.Dtype, bits: int = 0) -> tuple[DecoderModel, DecoderModel]:
     """The same model on MLX's operations and on `CudaOps`."""
     model = build_model(config)
     model.set_dtype(dtype)
@@ -74,9 +65,14 @@ def opened(config: dict[str, Any], dtype: mx.Dtype, bits: int = 0) -> tuple[Any,
     for linear in [weights.head, *(part for layer in weights.layers for part in (*layer.qkv, layer.out))]:
         choose(ops, linear)
     for layer in weights.layers:
-        for part in (*layer.mlp.gate_up, layer.mlp.down) if not hasattr(layer.mlp, "router") else ():
+        for part in (*layer.mlp.gate_up, layer.mlp.down) if not isinstance(layer.mlp, Experts) else ():
             choose(ops, part)
-    return DecoderModel(weights, PlainOps(QUANTISED_ROWS_MAX)), DecoderModel(weights, ops)
+    return DecoderModel(weights, PlainOps(QUANTISED_ROWS_MAX)), DecoderModel(weights, ops, replays=True)
+
+
+def steps(decoder: DecoderModel, widths: list[int]) -> list[np.ndarray]:
+    """Logits of rows in steps of these widths, after their prompts."""
+    return steps_of(SlotRunner(decoder, 2048), together=True, widths=widths, prompts=TEXTS)
 
 
 def choose(ops: CudaOps, linear: Any) -> None:
@@ -87,51 +83,47 @@ def choose(ops: CudaOps, linear: Any) -> None:
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("dtype", [mx.float16, mx.float32], ids=str)
-def test_every_kernel_is_given_what_it_takes(kernels: list[str], name: str, dtype: mx.Dtype) -> None:
-    """Prompts, steps and verify blocks; the second step of a batch is written in place."""
+def test_every_kernel_is_given_what_it_takes(plain_kernels: list[str], name: str, dtype: mx.Dtype) -> None:
+    """Prompts, steps and verify blocks."""
     # MLX gathers experts in half precision on a GPU only, packed ones everywhere.
     bits = 4 if name == "experts" and dtype == mx.float16 else 0
     # A rounding may tip an expert, or where a token looks; what is driven wrongly is wrong for most of them.
     share = 0.6 if dtype == mx.float16 else 1.0
     plain, tuned = opened(CONFIGS[name], dtype, bits)
-    widths = [1, 1, 3, 1, 8, 1, 12, 1] if name != "sliding window" else [1, 1, 1]
-    wanted = steps(plain, widths, TEXTS)
-    assert not kernels
-    for got, expected in zip(steps(tuned, widths, TEXTS), wanted, strict=True):
-        assert alike(got, expected, share)
-    own = {"residual_norm"}
+    widths = [1, 3, 8, 1, 12]
+    wanted = steps(plain, widths)
+    assert not plain_kernels
+    assert alike(steps(tuned, widths), wanted, dtype, share)
+    kernels = {"residual_norm"}
+    attention = {"rotary_heads", "attention"}
     if dtype == mx.float16:
-        own |= {"quantised_product" if bits else "plain_product"}
-    if name not in ("yarn rope", "traditional rope", "small heads"):
-        own.add("rotary_heads")
-        if len(widths) > 3:
-            own |= {"rotary_heads_into", "window_attention" if dtype == mx.float16 else "ragged_attention"}
-    assert own <= set(kernels)
+        kernels.add("quantised_product" if bits else "plain_product")
+        if name not in WITHOUT_ATTENTION:
+            kernels |= attention
+    assert kernels <= set(plain_kernels)
+    assert attention <= kernels or not attention & set(plain_kernels)
 
 
-def test_experts_in_half_precision_go_through_their_kernels(kernels: list[str]) -> None:
+def test_experts_in_half_precision_go_through_their_kernels(plain_kernels: list[str]) -> None:
     """MLX has no such products on a CPU: the reference is in float32."""
-    texts = [list(range(1, 70)), [1, 2, 3]]
     plain, _ = opened(CONFIGS["experts"], mx.float32)
-    wanted = steps(plain, [1, 2], texts)
-    assert not kernels
+    wanted = steps(plain, [1, 2])
+    assert not plain_kernels
     _, tuned = opened(CONFIGS["experts"], mx.float16)
-    for got, expected in zip(steps(tuned, [1, 2], texts), wanted, strict=True):
-        assert alike(got, expected.astype(mx.float16), 0.6)
+    assert alike(steps(tuned, [1, 2]), wanted, mx.float16, 0.6)
     layers = sum(isinstance(layer.mlp, Experts) for layer in tuned.layers)
-    # Two prompts and two steps.
-    assert kernels.count("experts_route") == kernels.count("experts_sum") == 4 * layers
-    assert kernels.count("experts_product") == 8 * layers
+    # Prompts, and two steps.
+    calls = (len(TEXTS) + 2) * layers
+    assert plain_kernels.count("experts_route") == plain_kernels.count("experts_sum") == calls
+    assert plain_kernels.count("experts_product") == 2 * calls
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_packed_weights_go_through_their_kernel(kernels: list[str], bits: int) -> None:
+def test_packed_weights_go_through_their_kernel(plain_kernels: list[str], bits: int) -> None:
     """Up to 64 rows; more are multiplied in full width."""
     plain, tuned = opened(WIDE, mx.float16, bits)
-    texts = [list(range(1, 70)), [1, 2, 3]]
-    for got, expected in zip(steps(tuned, [1, 2], texts), steps(plain, [1, 2], texts), strict=True):
-        assert alike(got, expected)
-    assert kernels.count("quantised_product") > 10
+    assert alike(steps(tuned, [1, 2]), steps(plain, [1, 2]), mx.float16)
+    assert plain_kernels.count("quantised_product") > 10
     ops = CudaOps()
     linear = plain.weights.layers[0].out
     assert [ops.unmeasured(linear, rows) for rows in (1, 2, 64, 65)] == [
@@ -142,33 +134,35 @@ def test_packed_weights_go_through_their_kernel(kernels: list[str], bits: int) -
     ]
 
 
-def test_a_packed_step_on_kernels(kernels: list[str]) -> None:
-    """Rows in decode and prompts beside them are written in place, from the second turn on by two kernels a layer."""
-    plain, tuned = opened(WIDE, mx.float16)
-    kernels.clear()
-    found = []
-    for model in (plain, tuned):
-        alone = [kv.new_caches(model) for _ in range(4)]
-        for caches, text in zip(alone, TEXTS, strict=True):
-            mx.eval(kv.prefill_row(model, caches, text))
-        batch = kv.KVBatch.merge(alone[:2], list(map(len, TEXTS[:2])))
-        for turn in range(3):
-            rows = mx.array([[8 + turn], [9 + turn]])
-            segments = [
-                Segment(rows, batch.begin_step(rows)),
-                Segment(kv.begin_row_prefill(alone[2], list(range(50, 70 + turn))), alone[2]),
-                Segment(kv.begin_row_prefill(alone[3], [4, 5, 6]), alone[3]),
-            ]
-            found.append(model.packed(segments))
-            batch.launch(found[-1], kv.arrays([*alone[2], *alone[3]]))
-    for one, other in zip(found[:3], found[3:], strict=True):
-        for got, expected in zip(other, one, strict=True):
-            assert alike(got, expected)
-    layers = len(tuned.layers)
-    # Four prompts alone, and two beside the first step of the batch, which MLX writes.
-    assert kernels.count("rotary_heads_into") == layers * (4 + 2)
-    attends = kernels.count("packed_attention") + kernels.count("packed_attention_part")
-    assert kernels.count("rotary_heads_packed") == attends == layers * 2
-    # For each row once: there is room for what follows.
-    assert kernels.count("new_arrays") == 4
-    assert kernels.count("move_rows") == 0
+def test_a_step_takes_two_kernels_a_layer_for_attention(plain_kernels: list[str]) -> None:
+    """Whatever its pieces: rows in decode of two pools, prompts, and scored tokens."""
+    logits = []
+    for decoder in opened(WIDE, mx.float16):
+        runner = SlotRunner(decoder, 2048)
+        rows = rows_of([*TEXTS, list(range(40)) * 14])
+        for row in rows:
+            row.cache = runner.open(len(row.tokens))
+        runner.forward([RowPiece(rows[4], 0, 559)], mx.array(rows[4].tokens[:-1], mx.uint32), 1)
+        # As behind a prompt with images: positions are ahead of columns.
+        rows[4].prefill_tokens, rows[4].shift = 559, 9
+        plain_kernels.clear()
+        pieces = [
+            RowPiece(rows[4], 559, 1, samples=1),
+            RowPiece(rows[3], 0, 2, samples=1),
+            RowPiece(rows[0], 0, 40),
+            RowPiece(rows[2], 0, 43, samples=1, scored=(10, 20)),
+        ]
+        tokens = [
+            token for piece in pieces for token in piece.row.tokens[piece.start : piece.start + piece.count]
+        ]
+        outputs = runner.forward(pieces, mx.array(tokens, mx.uint32), 1)
+        assert outputs.logits is not None
+        logits.append(
+            [np.array(array.astype(mx.float32)) for array in (outputs.logits[:, 0], *outputs.scored)]
+        )
+    wanted, got = logits
+    assert alike(got, wanted, mx.float16)
+    layers = len(decoder.layers)
+    attends = plain_kernels.count("attention") + plain_kernels.count("attention_part")
+    assert plain_kernels.count("rotary_heads") == attends == layers
+    assert "write_columns" not in plain_kernels

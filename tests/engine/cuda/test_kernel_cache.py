@@ -18,24 +18,23 @@ import mlx.core as mx
 import pytest
 
 from tests.support.cuda_kernels import Provided, forget
-from zmqengine.engine import kv
 from zmqengine.engine.cuda import (
-    attention,
     between_products,
     draw_kernel,
     experts,
     kernel,
-    kv_kernels,
     nvrtc,
-    packed_attention,
     plain_products,
     quantised_products,
 )
 from zmqengine.engine.cuda.kernel import Kernel
 from zmqengine.engine.cuda.kernel_cache import KernelCache, module_name
 from zmqengine.engine.cuda.nvrtc import Compiled, Nvrtc, NvrtcError
+from zmqengine.engine.cuda.slot_attention import CudaAttention
+from zmqengine.engine.cuda.slot_storage import CudaStorage
 from zmqengine.engine.host.backend import on_cuda
-from zmqengine.engine.kv.kernels import Move
+from zmqengine.engine.kv.slots import ColumnWrite, KVShape, Slots
+from zmqengine.engine.models.attention import PlacedPiece
 from zmqengine.engine.models.decoder_weights import Experts, HeadShape, Linear, QueryKeyNorms, RotaryEmbedding
 
 pytestmark = pytest.mark.cuda_emulated
@@ -136,24 +135,17 @@ def build_every_kernel() -> None:
     def zeros(*shape: int) -> mx.array:
         return mx.zeros(shape, BFLOAT16)
 
-    keys, row, stop = zeros(2, 2, 64, 128), mx.array([0, 0]), mx.array([64])
-    for parts in (1, 4):
-        for dim, hidden in ((96, None), (128, mx.zeros((2, 64), mx.uint8))):
-            spans = kv.Spans(row, 64, stop, hidden, lambda: keys)
-            cached = zeros(2, 2, 64, dim)
-            attention.ragged_attention(zeros(2, 8, 1, dim), cached, cached, spans, 1.0, parts)
-    norms = QueryKeyNorms(zeros(128), zeros(128), zeros(10, 1, 128), 1e-6)
+    storage = CudaStorage()
+    slots = Slots([KVShape(2, 128, BFLOAT16)], 512, storage)
+    norms = QueryKeyNorms(zeros(128), zeros(128), zeros(10, 128), 1e-6)
     for freqs in (None, mx.zeros((64,))):
         rotation = RotaryEmbedding(128, False, None if freqs is not None else 1e4, 1.0, freqs, 1.0)
         heads = HeadShape(8, 2, 128, 1.0, rotation, None if freqs is None else norms, None, BFLOAT16)
-        between_products.rotate(heads, zeros(2, 1536), row, 1)
-        between_products.rotate_into(heads, zeros(2, 1536), row, 1, keys, keys, stop)
-        own = kv.RowKVCache()
-        own.own(keys[:1], keys[:1])
-        together = packed_attention.TracedPacked([heads])
-        step = together.step([([own], 3)], 64)
-        assert step is not None
-        together.attend(step.kind, heads, zeros(64, 1536), *step.shared, *step.layers[0])
+        attention = CudaAttention([heads])
+        layout = attention.begin([PlacedPiece(slots.take(1), 0, 3)], 64)
+        attention.attend(layout, 0, [zeros(64, 1536)])
+    (pool,) = slots.pools.values()
+    storage.write([ColumnWrite(pool.keys[0], 0, 0, zeros(1, 2, 3, 128))])
     between_products.add_and_norm(zeros(2, 4096), zeros(2, 4096), zeros(4096), 1e-5)
     for rows, outputs, gated in ((8, 4096, False), (32, 16_384, True)):
         plain_products.few_rows(zeros(rows, 256), zeros(outputs, 256), gated=gated)
@@ -177,8 +169,6 @@ def build_every_kernel() -> None:
         experts.mixture(zeros(2, 64), zeros(2, 4), mlp)
     plan = draw_kernel.columns([draw_kernel.Drawn(1, 0, 1.0, 5, 0.9, -math.inf)])
     draw_kernel.choose(zeros(1, 1000), plan, 0)
-    kv_kernels.move_rows([(keys, keys)], [(keys, keys)], [Move(1, 0, 0, 0, 2)])
-    kv_kernels.CudaKernels().repack((keys, keys), mx.zeros((2, 64), mx.int32), 2)
 
 
 def test_draws_of_more_tokens_are_compiled_before_there_are_so_many(
@@ -215,7 +205,7 @@ def test_every_kernel_compiles_for_every_device(
         monkeypatch.setattr(nvrtc, "_check", lambda _: None)
         # CUDA's headers are looked for beside it.
         monkeypatch.setattr(nvrtc, "_mlx_directory", lambda: package)
-    assert len(every_kernel) == 49
+    assert len(every_kernel) == 31
     newest, oldest = (Nvrtc(name, kernel.HEADERS) for name in ("sm_90a", "sm_80"))
     for name, text in sorted(every_kernel):
         # Both of one kernel, or the test takes twice as long.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -12,19 +13,15 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedLinear, quantize
 
 from tests.support.models import LLAMA, build_model
-from zmqengine.engine import kv
 from zmqengine.engine.cuda import (
-    attention,
     between_products,
     cuda_ops,
     draw_kernel,
-    kv_kernels,
     plain_products,
 )
 from zmqengine.engine.cuda.cuda_ops import CudaOps
 from zmqengine.engine.host.backend import on_cuda
 from zmqengine.engine.interface import RowRequest
-from zmqengine.engine.kv.kernels import Move
 from zmqengine.engine.load import open_model
 from zmqengine.engine.models.decoder import DecoderModel
 from zmqengine.engine.models.decoder_weights import (
@@ -48,39 +45,6 @@ def error(got: mx.array, wanted: mx.array) -> float:
     got, wanted = got.astype(mx.float32), wanted.astype(mx.float32)
     share = mx.linalg.norm((got - wanted).flatten()) / mx.linalg.norm(wanted.flatten())
     return float(np.array(share))
-
-
-@pytest.mark.parametrize(
-    ("heads", "key_heads", "dim"), [(32, 8, 128), (14, 2, 64), (16, 16, 96), (8, 1, 128), (8, 4, 256)]
-)
-@pytest.mark.parametrize("width", [1, 3, 8, 45])
-@pytest.mark.parametrize("parts", [0, 1, 4])
-@pytest.mark.parametrize("with_gaps", [False, True])
-def test_rows_of_unlike_lengths_attend_to_their_own(heads, key_heads, dim, width, parts, with_gaps):
-    """Every row sees its own columns and no other, in any number of parts, with holes and without."""
-    rows, columns, capacity = 5, 300, 512
-    mx.random.seed(1)
-    queries = mx.random.normal((rows, width, heads, dim)).astype(mx.bfloat16).transpose(0, 2, 1, 3)
-    keys = mx.random.normal((rows, key_heads, capacity, dim)).astype(mx.bfloat16)
-    values = mx.random.normal((rows, key_heads, capacity, dim)).astype(mx.bfloat16)
-    starts = [0, 3, 131, 250, 299 - width]
-    place = mx.arange(columns)[None, None, None]
-    mask = place >= mx.array(starts)[:, None, None, None]
-    mask = mask & (place <= (columns - width + mx.arange(width))[None, None, :, None])
-    hidden = None
-    if with_gaps:
-        marks = np.zeros((rows, columns), np.uint8)
-        marks[0, 10:20] = marks[2, 140:141] = marks[3, 251:290] = 1
-        hidden = mx.array(marks)
-        mask = mask & (hidden == 0)[:, None, None]
-    spans = kv.Spans(
-        mx.array(starts, dtype=mx.int32), columns, mx.array([columns], dtype=mx.int32), hidden, lambda: mask
-    )
-    used = (one[:, :, :columns].astype(mx.float32) for one in (keys, values))
-    wanted = mx.fast.scaled_dot_product_attention(queries.astype(mx.float32), *used, scale=0.1, mask=mask)
-    views = (keys[:, :, :columns], values[:, :, :columns])
-    assert error(attention.ragged_attention(queries, *views, spans, 0.1, parts), wanted) < 0.01
-    assert error(attention.ragged_attention(queries, keys, values, spans, 0.1, parts), wanted) < 0.01
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
@@ -146,65 +110,41 @@ def test_a_product_is_added_and_normed(dtype, tokens, dim):
     ("heads", "key_heads", "dim", "dims"),
     [(32, 8, 128, 128), (14, 2, 64, 64), (4, 4, 256, 64), (5, 1, 128, 64)],
 )
-@pytest.mark.parametrize(("rows", "width"), [(1, 1), (3, 5), (32, 1)])
+@pytest.mark.parametrize("tokens", [1, 15, 32])
 @pytest.mark.parametrize("with_freqs", [False, True])
 @pytest.mark.parametrize("with_norms", [False, True])
-def test_heads_are_turned_by_their_places(
-    dtype, heads, key_heads, dim, dims, rows, width, with_freqs, with_norms
-):
-    """As MLX turns them, at the beginning and far on; keys and values stand as caches have them."""
+def test_heads_are_rotated_into_slots(dtype, heads, key_heads, dim, dims, tokens, with_freqs, with_norms):
+    """As MLX rotates them, at the beginning and far on; nothing else in the slots changes."""
     mx.random.seed(5)
     outputs = (heads + 2 * key_heads) * dim
-    product = mx.random.normal((rows * width, outputs)).astype(dtype)
+    product = mx.random.normal((tokens, outputs)).astype(dtype)
     freqs = mx.power(2.0, mx.arange(dims // 2) / 5.0) if with_freqs else None
     rotation = RotaryEmbedding(dims, False, None if with_freqs else 500_000.0, 0.5, freqs, 1.0)
     norms = None
     if with_norms:
         weights = mx.random.uniform(0.5, 2.0, (2, dim)).astype(dtype)
         both = mx.concatenate([mx.tile(weights[:1], (heads, 1)), mx.tile(weights[1:], (key_heads, 1))])
-        norms = QueryKeyNorms(weights[0], weights[1], both[:, None], 1e-6)
-    offset = mx.array([(row * 3001) % 20_000 for row in range(rows)], dtype=mx.int32)
+        norms = QueryKeyNorms(weights[0], weights[1], both, 1e-6)
+    positions = mx.array([(token * 3001) % 20_000 for token in range(tokens)], dtype=mx.int32)
     shape = HeadShape(heads, key_heads, dim, 1.0, rotation, norms, None, dtype)
-    wanted = PlainOps().rotate(product, shape, offset, rows)
+    wanted = PlainOps().rotate(product, shape, positions)
+    # Two pools; each token is in a column of its own of the second slot.
+    pools = [mx.random.normal((2, key_heads, 40, dim)).astype(dtype) for _ in range(4)]
+    before = [np.array(array.astype(mx.float32)) for array in pools]
+    far: Any = positions.tolist()
+    places = [(token % 2, 1, token + 3, position) for token, position in enumerate(far)]
+    queries = between_products.rotate(shape, product, mx.array(places, mx.int32).flatten(), pools)
     exact = 0.005 if dtype == mx.bfloat16 else 1e-4
-    for got, other in zip(between_products.rotate(shape, product, offset, width), wanted, strict=True):
-        assert got.shape == other.shape
-        assert error(got, other) < exact
-    keys, values = (mx.random.normal((rows, key_heads, 40, dim)).astype(dtype)[:, :, 3:] for _ in range(2))
-    before = [np.array(one.astype(mx.float32)) for one in (keys, values)]
-    queries = between_products.rotate_into(shape, product, offset, width, keys, values, mx.array([20]))
     assert error(queries, wanted[0]) < exact
-    for array, old, new in zip((keys, values), before, wanted[1:], strict=True):
-        assert error(array[:, :, 20 - width : 20], new) < exact
+    for number, (array, old) in enumerate(zip(pools, before, strict=True)):
+        pool, kind = number // 2, number % 2
+        columns = [column for which, _, column, _ in places if which == pool]
+        new = wanted[1 + kind][pool::2].swapaxes(0, 1)
+        if columns:
+            assert error(array[1][:, mx.array(columns)], new) < exact
         untouched = np.array(array.astype(mx.float32))
-        untouched[:, :, 20 - width : 20] = old[:, :, 20 - width : 20]
+        untouched[1][:, columns] = old[1][:, columns]
         assert np.array_equal(untouched, old)
-
-
-@pytest.mark.parametrize(("dim", "dtype"), [(128, mx.bfloat16), (64, mx.float16), (256, mx.float32)])
-def test_rows_are_copied_into_others_and_nothing_else_changes(dim, dtype):
-    """Within the same arrays and out of others, of which a row may be any part."""
-
-    def pair(*shape: int) -> tuple[mx.array, mx.array]:
-        return mx.random.normal(shape).astype(dtype), mx.random.normal(shape).astype(dtype)
-
-    layers = [pair(5, 3, 256, dim) for _ in range(2)]
-    others = [(keys[..., 10:, :], values[..., 10:, :]) for keys, values in [pair(2, 3, 200, dim)] * 2]
-    for sources, moves in (
-        (layers, [Move(4, 1, 0, 0, 200), Move(3, 0, 70, 70, 65)]),
-        (others, [Move(0, 3, 0, 60, 190), Move(1, 4, 3, 0, 1)]),
-    ):
-        wanted = [(keys + 0, values + 0) for keys, values in layers]
-        mx.eval(layers, others, wanted)
-        mx.eval(kv_kernels.move_rows(layers, sources, moves))
-        for layer, other, source in zip(
-            layers, wanted, wanted if sources is layers else sources, strict=True
-        ):
-            for got, array, given in zip(layer, other, source, strict=True):
-                for move in moves:
-                    columns = given[move.from_row, :, move.from_start : move.from_start + move.columns]
-                    array[move.row, :, move.start : move.start + move.columns] = columns
-                assert np.array_equal(np.array(got.astype(mx.float32)), np.array(array.astype(mx.float32)))
 
 
 def test_inputs_of_another_type_are_left_to_mlx():
@@ -222,8 +162,7 @@ def test_inputs_of_another_type_are_left_to_mlx():
 
 @pytest.mark.parametrize("bits", [0, 4])
 def test_a_model_on_every_kernel_says_what_it_says_without(bits):
-    """Products by the kernels for few rows, the head of a tied model too; prompts, steps, verify blocks and a packed
-    step."""
+    """Products by the kernels for few rows, the head of a tied model too; prompts, steps and verify blocks."""
     model = build_model({**LLAMA, "hidden_size": 256, "head_dim": 64, "intermediate_size": 512})
     model.set_dtype(mx.bfloat16)
     if bits:
@@ -235,10 +174,7 @@ def test_a_model_on_every_kernel_says_what_it_says_without(bits):
     for linear in linears:
         rows = [1, *ops.measured_rows(linear)]
         ops.choose(linear, {count: list(ops.variants(linear, count))[-1] for count in rows})
-    # Three rows of every product. Rows of their own would need the caches of a batch.
-    tokens = mx.array([[1, 2, 3]])
     tuned, plain = DecoderModel(weights, ops), DecoderModel(weights, PlainOps(cuda_ops.QUANTISED_ROWS_MAX))
-    assert error(tuned(tokens), plain(tokens)) < 0.05
     for got, wanted in zip(open_model._many_logits(tuned), open_model._many_logits(plain), strict=True):
         assert error(mx.array(got), mx.array(wanted)) < 0.05
 

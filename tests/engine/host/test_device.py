@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 
 from tests.support.engines import make_engine
-from tests.support.models import build_model
-from zmqengine.engine import kv
 from zmqengine.engine import open as open_module
 from zmqengine.engine.autotune import variants
 from zmqengine.engine.host import environment
@@ -48,24 +46,6 @@ def test_top_p_keeps_the_same_words_by_any_method(method):
     assert np.array(kept)[0].tolist() == [True, False, True, False, False]
     assert np.array(kept)[1].all()
     assert np.array(kept)[2].tolist() == [False, True, False, False, False]
-
-
-def test_a_step_without_padding_needs_no_mask():
-    """Rows of one length have none; one row that is shorter brings it back, and so does a window."""
-    model = build_model()
-    caches = [kv.new_caches(model) for _ in range(2)]
-    for one, tokens in zip(caches, ([1, 2, 3], [4, 5, 6]), strict=True):
-        kv.prefill_row(model, one, tokens)
-    inputs = mx.array([[7], [8]])
-    together = kv.KVBatch.merge(caches, [3, 3]).begin_step(inputs)
-    assert together[0].make_mask(1) is None
-    assert together[0].make_mask(1, window_size=2) is not None
-    model(inputs, cache=together)
-    assert together[1].offset is together[0].offset
-    assert together[0].offset.tolist() == [4, 4]
-    kv.prefill_row(model, caches[0], [9])
-    unlike = kv.KVBatch.merge(caches, [4, 3]).begin_step(inputs)
-    assert unlike[0].make_mask(1).tolist() == [[[[True] * 5]], [[[False] + [True] * 4]]]
 
 
 @pytest.mark.parametrize(
@@ -127,11 +107,10 @@ def test_an_engine_reads_in_shorter_chunks_beside_rows_of_another_process(model)
         engine._pace.begin((20_000.0, 0.004))
         engine.share_device(elsewhere)
         engine.insert([RowRequest(0, [1 + place * 7 % 300 for place in range(1500)], 1)])
-        engine.next()
-        chunks.append(engine._prefill.launched_tokens)
+        chunks.append(engine.next().prefills[-1].done)
         engine.close()
-    # A chunk as beside own rows, or all of the prompt but its last token.
-    assert chunks == [1499, engine._pace.tokens_max]
+    # A chunk as beside own rows, or all of the prompt.
+    assert chunks == [1500, engine._pace.tokens_max]
 
 
 @pytest.mark.parametrize("rests", [True, False])

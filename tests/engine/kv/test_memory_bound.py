@@ -10,10 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.drafts import Self, speculator
-from tests.support.engines import make_engine
-from tests.support.kv_kernels import MemoryKernels
+from tests.support.engines import make_engine, runner_of
 from tests.support.models import LLAMA, MAMBA, SLIDING, build_model
-from zmqengine.engine.host.backend import on_cuda
 from zmqengine.engine.interface import RowRequest
 
 EXAMPLES = int(os.environ.get("ZMQENGINE_TEST_MEMORY_EXAMPLES", "3"))
@@ -73,9 +71,7 @@ class Known:
         assert memory.padding <= self.engine.padding_bytes_max
         projected = 0
         for row, request in self.requests.items():
-            whole = len(request.prompt) + len(self.output[row])
-            read = self.done[row] >= len(request.prompt) + len(request.emitted)
-            projected += self.engine.project_bytes(whole if read else self.done[row])
+            projected += self.engine.project_bytes(len(request.prompt) + len(self.output[row]))
         assert memory.kv <= projected + memory.padding
 
 
@@ -84,18 +80,22 @@ def prompt(length: int, seed: int) -> list[int]:
 
 
 @pytest.mark.parametrize("shape", [*CONFIGS, pytest.param("drafting", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("padding_bytes_max", [0, 150_000])
+@pytest.mark.parametrize(
+    ("kernels", "padding_bytes_max"), [("auto", 0), ("mlx", 0), ("mlx-lm", 0), ("mlx-lm", 150_000)]
+)
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(operations=OPERATIONS)
-def test_caches_stay_within_projection_and_padding(shape, padding_bytes_max, operations):
+def test_caches_stay_within_projection_and_padding(shape, kernels, padding_bytes_max, operations):
     """At every step of a random life."""
     drafting, shape = shape == "drafting", "llama" if shape == "drafting" else shape
     if shape not in MODELS:
         MODELS[shape] = build_model(CONFIGS[shape])
+    runner = runner_of(MODELS[shape], kernels)
+    if kernels == "mlx-lm":
+        runner.padding_bytes_max = padding_bytes_max
     engine = make_engine(
-        MODELS[shape],
-        speculator=speculator(Self(MODELS[shape], padding_bytes_max)) if drafting else None,
-        padding_bytes_max=padding_bytes_max,
+        runner,
+        speculator=speculator(Self(MODELS[shape])) if drafting else None,
         prefill_chunk=256,
         prefill_chunk_idle=512,
         prompt_cache_bytes=2 << 20,
@@ -122,42 +122,31 @@ def test_caches_stay_within_projection_and_padding(shape, padding_bytes_max, ope
     engine.close()
 
 
-@pytest.mark.skipif(on_cuda(), reason="memory of a CUDA device")
-@pytest.mark.parametrize("longest", [240, 300])
-def test_what_the_longest_row_leaves_is_given_back(monkeypatch, longest):
-    """Empty rows and columns of a batch in place, as on a GPU, are counted, and are at most a quarter of it."""
-    cuda_kernels = pytest.importorskip("tests.support.cuda_kernels", exc_type=ImportError)
-    from tests.support.in_place import model_on_kernels
-
-    cuda_kernels.stand_in(monkeypatch)
-    empty = set()
-    engine = make_engine(
-        model_on_kernels(),
-        rows_max=8,
-        prompt_cache_bytes=0,
-        padding_bytes_max=1 << 23,
-        kernels=MemoryKernels(gpu=True),
-    )
+@pytest.mark.parametrize("kernels", ["auto", "mlx"])
+def test_what_the_longest_row_leaves_is_given_back(model, kernels):
+    """A pool is freed with its last row; free slots below a row in use are counted."""
+    engine = make_engine(model, rows_max=8, prompt_cache_bytes=0, kernels=kernels)
     known = Known(engine)
-    known.insert(RowRequest(0, prompt(longest, 0), 9))
-    while not engine.stats().rows_decoding:
+    for row, length in enumerate((700, 10, 20, 30, 40, 1100)):
+        known.insert(RowRequest(row, prompt(length, row), 4 + 4 * (row == 4)))
+    while len(known.requests) > 1:
         known.step()
-    for row in range(1, 8):
-        known.insert(RowRequest(row, prompt(10, row), 40 + (row > 1)))
+    slot = engine.project_bytes(1)
+    memory = engine.memory()
+    # Row 4 is in the fourth slot of its pool; the pools of the long rows are gone.
+    assert memory.kv == slot
+    assert 3 * slot <= engine.empty_bytes <= 5 * slot
     while known.requests:
         known.step()
-        empty.add((len(known.requests), engine.empty_bytes))
-    cuda_kernels.forget()
-    row_bytes = engine.project_bytes(0)
-    # Where a copy would have fewer columns, it is made.
-    assert ((7, row_bytes) in empty) == (longest == 240)
-    assert all(bytes_ <= rows * row_bytes / 3 for rows, bytes_ in empty)
+    assert engine.memory().kv == engine.empty_bytes == 0
 
 
 def test_many_unlike_rows_share_one_allowance(models):
     """24 rows of 24 lengths: the padding of all batches together is bounded, not that of each."""
     allowed = 60_000
-    engine = make_engine(models["llama"], padding_bytes_max=allowed, prompt_cache_bytes=0)
+    runner = runner_of(models["llama"], "mlx-lm")
+    runner.padding_bytes_max = allowed
+    engine = make_engine(runner, prompt_cache_bytes=0)
     lengths = [12 * (row + 1) for row in range(24)]
     engine.insert([RowRequest(row, prompt(length, row), 40) for row, length in enumerate(lengths)])
     while engine.stats().rows_prefilling:
@@ -169,4 +158,4 @@ def test_many_unlike_rows_share_one_allowance(models):
     assert 0 < memory.padding <= allowed
     assert memory.kv <= sum(engine.project_bytes(length + 2) for length in lengths) + allowed
     # Fewer batches than rows: what is allowed is used.
-    assert 1 < len(engine._decode) < 24
+    assert 1 < len(runner._batches) < 24

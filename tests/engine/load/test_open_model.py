@@ -12,20 +12,20 @@ import pytest
 from mlx_lm.models import llama
 
 from tests.engine.models.families import FAMILY, MOE, build_packed
-from tests.engine.models.test_decoder import alike, steps
-from tests.support import cuda_kernels
+from tests.engine.models.test_decoder import alike, steps, whole
 from tests.support.models import LLAMA, MIXTURE, VOCAB_SIZE, build_model
 from zmqengine.engine.autotune.products import name_of
 from zmqengine.engine.autotune.saved_choices import SavedChoices
-from zmqengine.engine.cuda import attention, cuda_ops
-from zmqengine.engine.cuda.attention_in_place import TracedInPlace
-from zmqengine.engine.cuda.cuda_ops import CudaOps
-from zmqengine.engine.host.backend import on_cuda
+from zmqengine.engine.cpu.numpy_ops import NumpyOps
+from zmqengine.engine.cuda import cuda_ops
 from zmqengine.engine.load import open_model as opening
 from zmqengine.engine.load.open_model import open_model
+from zmqengine.engine.models.attention import WIDTH_MAX, MlxAttention
 from zmqengine.engine.models.decoder import DecoderModel
-from zmqengine.engine.models.decoder_weights import Experts
+from zmqengine.engine.models.decoder_weights import Experts, read_weights
+from zmqengine.engine.models.mlx_lm_runner import MlxLmRunner
 from zmqengine.engine.models.ops import PlainOps
+from zmqengine.engine.models.slot_runner import SlotRunner
 
 ROWS = [1, 2, 4, 256]
 
@@ -35,12 +35,25 @@ def opened(model: Any, remembered: SavedChoices | None = None, **options: Any) -
     return open_model(model, ops, ops, remembered, rows_max=4, seconds_max=30.0, **options)
 
 
+def decoder_of(found: opening.OpenedModel) -> DecoderModel:
+    assert isinstance(found.runner, SlotRunner)
+    return found.runner.decoder
+
+
+def is_served(found: opening.OpenedModel, model: Any, widths: tuple[int, ...] = (1, 3)) -> bool:
+    """Whether the logits are those of mlx-lm's model."""
+    return all(map(alike, steps(found.runner, widths), whole(model, widths)))
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen3", "experts", "sliding window"])
 def test_the_family_runs_on_the_decoder(name: str) -> None:
-    """And tells so."""
-    found = opened(build_model(FAMILY[name]))
-    assert isinstance(found.model, DecoderModel)
-    assert found.facts == {"model_code": "ours"}
+    """And tells so; on NumPy where a CPU computes it in float32, on MLX's operations where it does not."""
+    model = build_model(FAMILY[name])
+    ops = NumpyOps()
+    for found in (opened(model), open_model(model, ops, ops)):
+        assert is_served(found, model)
+        assert found.facts == {"model_code": "ours"}
+    assert (decoder_of(found).ops is ops) == (name != "experts")
 
 
 def test_other_architectures_run_as_they_are(caplog: pytest.LogCaptureFixture) -> None:
@@ -48,7 +61,8 @@ def test_other_architectures_run_as_they_are(caplog: pytest.LogCaptureFixture) -
     model = build_model(MIXTURE)
     with caplog.at_level(logging.INFO, "zmqengine.engine"):
         found = opened(model)
-    assert found.model is model
+    assert isinstance(found.runner, MlxLmRunner)
+    assert found.runner.model is model
     assert found.facts == {"model_code": "mlx-lm's: mixtral is another architecture"}
     assert "mlx-lm's own code runs this model" in caplog.text
 
@@ -63,11 +77,9 @@ def test_a_model_that_computes_something_else_is_left_to_mlx_lm(
     monkeypatch.setattr(llama, "swiglu", lambda gate, up: own(gate, up) * factor)
     model = build_model(LLAMA)
     model.set_dtype(dtype)
-    wanted = steps(model, [1, 2])
     found = opened(model)
-    assert found.model is model
+    assert isinstance(found.runner, MlxLmRunner)
     assert "logits differ from mlx-lm" in caplog.text
-    assert all(map(mx.array_equal, steps(found.model, [1, 2]), wanted))
 
 
 def test_a_decoder_that_raises_is_not_used(
@@ -80,7 +92,8 @@ def test_a_decoder_that_raises_is_not_used(
 
     monkeypatch.setattr(PlainOps, "rotate", fail)
     model = build_model(LLAMA)
-    assert opened(model).model is model
+    found = opened(model)
+    assert isinstance(found.runner, MlxLmRunner)
     assert "the decoder fails" in caplog.text
 
 
@@ -118,7 +131,7 @@ def test_kernels_may_choose_other_experts_for_few_tokens(share: float, are_used:
     model = build_packed(MOE, "4 bits by 64")
     model.set_dtype(mx.float16)
     found = open_model(model, ops, reference)
-    assert found.model.ops is (ops if are_used else reference)
+    assert decoder_of(found).ops is (ops if are_used else reference)
 
 
 @pytest.mark.parametrize("config", [LLAMA, MOE])
@@ -128,47 +141,52 @@ def test_kernels_that_compute_something_else_are_not_used(
     """MLX's operations are taken instead."""
     reference = PlainOps()
     found = open_model(build_model(config), WrongOps(), reference)
-    assert found.model.ops is reference
+    assert decoder_of(found).ops is reference
     assert "kernels for this device differ from the reference" in caplog.text
     assert "differ" in found.facts["model_code"]
 
 
-@pytest.mark.skipif(on_cuda(), reason="the device runs them")
-@pytest.mark.parametrize("wrong", ["", "arrays", "marks", "width"])
-def test_traced_attention_that_computes_something_else_is_called_apart(
-    wrong: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In any step that a trace is for: for one token a row or several, and with gaps."""
-    cuda_kernels.stand_in(monkeypatch)
-    own = TracedInPlace.step
+class WrongAttention(MlxAttention):
+    """Wrong in one of the shapes that a step may have: the width of short rows, a prompt, or a prompt beside rows."""
 
-    def changed(self: Any, caches: Any, width: int, offset: mx.array) -> Any:
-        found = own(self, caches, width, offset)
-        if found is not None and wrong == "arrays":
-            found = found._replace(layers=[[values, keys] for keys, values in found.layers])
-        if found is not None and wrong == "marks":
-            found.shared[-1] = attention.nothing()
-        if found is not None and wrong == "width" and width == 4:
-            found.shared[1] = found.shared[1] + 1
-        return found
+    def __init__(self, *given: Any, wrong: str) -> None:
+        super().__init__(*given)
+        self._wrong = wrong
 
-    monkeypatch.setattr(TracedInPlace, "step", changed)
-    found = open_model(build_model({**LLAMA, "head_dim": 64}), CudaOps(), PlainOps())
-    assert isinstance(found.model.ops, CudaOps)
-    assert (found.model.traced_attention is None) == bool(wrong)
-    assert ("traced attention differs from the reference" in caplog.text) == bool(wrong)
-    assert found.facts["model_code"] == ("ours, with attention apart: traced it differs" if wrong else "ours")
-    monkeypatch.undo()
-    cuda_kernels.forget()
+    def attend(self, layout: Any, layer: int, qkv: Any) -> mx.array:
+        attended = super().attend(layout, layer, qkv)
+        for pool in layout.pools:
+            short, prompts = pool.layout.short, pool.layout.prompts
+            width = 0 if short is None else short.tokens.shape[1]
+            shape = str(width) if not prompts else "prompt" if short is None else "both"
+            if shape == self._wrong:
+                # The first token gets what is another token's.
+                return mx.concatenate([attended[1:2], attended[1:]])
+        return attended
+
+
+@pytest.mark.parametrize("wrong", ["", "1", "2", "4", str(WIDTH_MAX), "prompt", "both"])
+@pytest.mark.parametrize("replays", [False, True])
+def test_attention_that_computes_something_else_is_not_used(wrong: str, replays: bool) -> None:
+    """Whatever the step in which it does."""
+
+    class Other(PlainOps):
+        def attention(self, heads: Any) -> Any:
+            return WrongAttention(heads, wrong=wrong)
+
+    ops, reference = Other(), PlainOps()
+    found = open_model(build_model(LLAMA), ops, reference, replays=replays, rows_max=1)
+    assert decoder_of(found).ops is (reference if wrong else ops)
 
 
 def test_every_kernel_for_a_number_of_rows_is_compared() -> None:
     """Also one that was remembered: a step of three rows has 3, 6, 12 or 24 tokens, and a prompt more. The last step is
-    a packed one."""
-    found = opening._many_logits(DecoderModel(opened(build_model(LLAMA)).model.weights, PlainOps()))
+    one of rows in decode and a prompt."""
+    found = opening._many_logits(DecoderModel(read_weights(build_model(LLAMA)), PlainOps()))
     shapes = [logits.shape for logits in found]
-    assert shapes == [(40, VOCAB_SIZE)] * len(opening._PROMPTS) + [(3, VOCAB_SIZE)] * 6 + [(1, VOCAB_SIZE)]
-    tokens = [*(3 * width for width in (1, *opening._WIDTHS)), *opening._PROMPTS]
+    blocks = [(width, VOCAB_SIZE) for width in opening._WIDTHS for _ in range(3)]
+    assert shapes == [(40, VOCAB_SIZE)] * len(opening._PROMPTS) + blocks + [(1, VOCAB_SIZE)] * 4
+    tokens = [*(3 * width for width in opening._WIDTHS), *opening._PROMPTS]
     for fewer, rows in itertools.pairwise((0, *cuda_ops.ROWS, 1 << 20)):
         assert any(fewer < count <= rows for count in tokens), rows
 
@@ -178,11 +196,10 @@ def test_measured_products_give_the_same_and_are_remembered(name: str, tmp_path:
     """Logits stay within a rounding, and the next start measures nothing."""
     remembered = SavedChoices("a device", "1.0", tmp_path)
     model = build_packed({**LLAMA, "tie_word_embeddings": False}, name)
-    wanted = steps(model, [1, 3])
     first = opened(model, remembered)
-    assert all(map(alike, steps(first.model, [1, 3]), wanted))
+    assert is_served(first, model)
     assert "256 rows: " in first.facts["products"]
-    linear = first.model.weights.layers[0].out
+    linear = decoder_of(first).weights.layers[0].out
     assert {name_of(linear, rows) for rows in ROWS} <= set(remembered.choices)
     again = SavedChoices("a device", "1.0", tmp_path)
     assert again.choices == remembered.choices
@@ -198,16 +215,16 @@ def test_measured_products_give_the_same_and_are_remembered(name: str, tmp_path:
 def test_products_of_other_modes_are_not_measured(tmp_path: Any) -> None:
     """MLX multiplies them in its own way."""
     model = build_packed(LLAMA, "mxfp4")
-    wanted = steps(model, [1, 3])
     found = opened(model, SavedChoices("a device", "1.0", tmp_path))
     assert found.facts == {"model_code": "ours"}
-    assert all(map(alike, steps(found.model, [1, 3]), wanted))
+    assert is_served(found, model)
 
 
 def test_steps_are_traced_where_it_is_asked_for() -> None:
-    """Before a row waits for it."""
-    calls = opened(build_model(LLAMA), traces=True).model._traces.calls
-    assert {(rows, 1, None) for rows in range(1, 5)} <= set(calls)
+    """Before a row waits for it: for as many tokens as there are rows."""
+    calls = decoder_of(opened(build_model(LLAMA), replays=True))._traces._calls
+    assert set(calls) == {(rows, None) for rows in range(1, 5)}
+    assert not decoder_of(opened(build_model(LLAMA)))._traces._calls
 
 
 def test_what_is_compared_is_compared_sharply() -> None:

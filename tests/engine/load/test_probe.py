@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.support.engines import finish, greedy, make_engine
+from tests.support.engines import finish, greedy, make_engine, runner_of
 from tests.support.models import LLAMA, build_model, save_model
 from zmqengine.engine.host.rounding import differ_by_rounding
 from zmqengine.engine.interface import RowRequest
-from zmqengine.engine.load.probe import probe
+from zmqengine.engine.load.probe import bytes_per_token, hidden_width, open_runner
 from zmqengine.engine.open import open_mlx_engine
 
 
@@ -27,23 +28,72 @@ def test_rounding_of_a_logit_that_stands_out_is_not_another_text():
     assert not differ_by_rounding(logits[8:], np.roll(logits[8:], 1))
 
 
-@pytest.mark.parametrize(("shape", "paddable"), [("llama", True), ("sliding", True), ("mamba", False)])
-def test_padding_is_used_only_where_it_changes_nothing(models, shape, paddable):
-    """mlx-lm's first Mamba takes padding for text; its rows still share a batch."""
-    abilities = probe(models[shape])
-    assert (abilities.mergeable, abilities.paddable) == (True, paddable)
+@pytest.mark.parametrize("shape", ["llama", "sliding", "mamba", "hybrid"])
+def test_models_whose_rows_go_together_are_found(models, shape):
+    """And those whose caches give the same logits once they are rebuilt of blocks."""
+    runner = open_runner(models[shape])
+    assert runner.batches
+    assert runner.blocks is not None
+    assert runner.uncacheable_reason == ""
+    assert runner.blocks.is_cut_anywhere == (shape == "llama")
 
 
 def test_a_model_that_raises_in_a_batch_is_served_one_row_at_a_time():
     """mlx-lm 0.32.2's Gemma 2 cannot take the mask of a batch: without the probe every second request would fail."""
     model = build_model({**LLAMA, "model_type": "gemma2"})
-    abilities = probe(model)
-    assert not abilities.mergeable
+    runner = open_runner(model)
+    assert not runner.batches
+    assert runner.padding_bytes_max == 0
     engine = make_engine(model)
     assert engine.rows_max == 1
     for prompt in ([5], [6, 7, 8], list(range(40))):
         engine.insert([RowRequest(0, prompt, 8)])
         assert finish(engine).ids(0) == greedy(model, prompt, 8)
+
+
+class Changed:
+    """A model whose logits depend on something else."""
+
+    def __init__(self, model, change):
+        self._model = model
+        self._change = change
+        self.layers = model.layers
+
+    def make_cache(self):
+        return self._model.make_cache()
+
+    def __call__(self, inputs, cache=None):
+        return self._change(self._model(inputs, cache=cache), inputs, cache)
+
+
+def test_a_model_whose_rows_change_each_other_is_served_one_row_at_a_time(models):
+    """It raises nothing: its logits tell."""
+    wrong = Changed(models["mamba"], lambda logits, inputs, cache: logits + logits[:1] * (len(inputs) > 1))
+    assert not open_runner(wrong).batches
+    fine = Changed(models["mamba"], lambda logits, inputs, cache: logits)
+    assert open_runner(fine).batches
+
+
+def test_a_model_whose_caches_cannot_be_rebuilt_is_served_without_a_prefix_cache(models):
+    """Restored caches give other logits, or their parts are nothing that can be kept."""
+
+    def counted(logits, inputs, cache):
+        seen = cache[0].seen = getattr(cache[0], "seen", 0) + inputs.shape[1]
+        return mx.roll(logits, seen, -1)
+
+    runner = open_runner(Changed(models["mamba"], counted))
+    assert runner.blocks is None
+    assert runner.uncacheable_reason == "restored caches give other logits"
+
+
+@pytest.mark.parametrize("kernels", ["auto", "mlx", "mlx-lm"])
+def test_what_a_token_takes_is_measured(model, kernels):
+    """More for a model of more layers; and the probe leaves nothing behind."""
+    runner = runner_of(model, kernels)
+    assert bytes_per_token(runner) > 0 or kernels == "auto"
+    assert runner.byte_count == 0
+    assert hidden_width(runner) == LLAMA["hidden_size"]
+    assert runner.byte_count == 0
 
 
 def test_a_model_that_raises_alone_does_not_become_an_engine(model):

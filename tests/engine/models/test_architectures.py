@@ -30,12 +30,13 @@ def greedy(model: Any, prompt: list[int]) -> list[int]:
     return found
 
 
+@pytest.mark.parametrize("kernels", ["auto", "mlx"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_rows_of_every_architecture_make_the_tokens_that_mlx_lm_makes(name: str) -> None:
+def test_rows_of_every_architecture_make_the_tokens_that_mlx_lm_makes(name: str, kernels: str) -> None:
     """Rows join while others run, where the model can batch; every model reuses prefixes of other rows and turns."""
     model = build_model(ARCHITECTURES[name])
     wanted = [greedy(model, prompt) for prompt in _ROWS]
-    engine = make_engine(model)
+    engine = make_engine(model, kernels=kernels)
     assert engine.info.batchable == (name not in ROW_BY_ROW)
     run = Run()
     for turn in range(2):

@@ -2,180 +2,182 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_lm.models.cache import make_prompt_cache
 
 from tests.engine.models.families import FAMILY, MOE, PACKED, build_packed
-from tests.support.models import HYBRID, LLAMA, MIXTURE, SLIDING, VOCAB_SIZE, build_model
-from zmqengine.engine import kv
-from zmqengine.engine.models.decoder import _SHAPES_MAX, WIDTH_MAX, DecoderModel
+from tests.support.models import HYBRID, LLAMA, MIXTURE, VOCAB_SIZE, build_model
+from zmqengine.engine.cpu import numpy_ops
+from zmqengine.engine.load.probe import rows_of
+from zmqengine.engine.models import decoder as decoder_module
+from zmqengine.engine.models.attention import WIDTH_MAX
+from zmqengine.engine.models.decoder import DecoderModel
 from zmqengine.engine.models.decoder_weights import NotOfTheFamily, read_weights
+from zmqengine.engine.models.model_runner import ModelRunner, RowPiece
 from zmqengine.engine.models.ops import PlainOps
-from zmqengine.engine.models.segment import Segment
+from zmqengine.engine.models.slot_runner import SlotRunner
 
 # Arithmetic is in float32: another order of the same sums.
 TOLERANCE = 1e-4
 TEXTS = [list(range(5, 60)), [3, 1, 4, 1, 5], [9, 2, 6, *range(100, 140)], [7]]
+WIDTHS = (1, 1, 3, 1, WIDTH_MAX, 1)
 
 
-def alike(got: mx.array, wanted: mx.array) -> bool:
+class Part(NamedTuple):
+    """Consecutive tokens of a row in a step: those from `start` on. `tokens`: all up to its last one."""
+
+    row: int
+    start: int
+    tokens: list[int]
+
+
+def schedule(widths: Sequence[int], texts: Sequence[Sequence[int]] = TEXTS) -> Iterator[list[Part]]:
+    """Steps: halves of prompts beside rows in decode, then steps of all rows of these widths, which are rolled back."""
+    known = [list(text) for text in texts]
+    halves = [max(1, len(text) // 2) for text in texts]
+    yield [Part(row, 0, known[row][: halves[row]]) for row in (0, 2, 3)]
+    yield [Part(0, halves[0], list(known[0])), Part(1, 0, list(known[1]))]
+    for row in (0, 1):
+        known[row].append(8)
+    yield [Part(row, halves[row] if row == 2 else len(known[row]) - 1, list(known[row])) for row in (1, 2, 0)]
+    if len(known[3]) > 1:
+        yield [Part(3, halves[3], list(known[3]))]
+    for turn, width in enumerate(widths):
+        step = []
+        for row, text in enumerate(known):
+            new = [(row * 37 + at * 11 + turn) % VOCAB_SIZE for at in range(width)]
+            step.append(Part(row, len(text), text + new))
+            text.extend(new[: 1 + row % width])
+        yield step
+
+
+def steps(
+    runner: ModelRunner, widths: Sequence[int] = WIDTHS, texts: Sequence[Sequence[int]] = TEXTS
+) -> list[np.ndarray]:
+    """Logits [tokens, vocab] of every part of `schedule`, all parts of a step in one call."""
+    rows = rows_of(texts)
+    found: list[np.ndarray] = []
+    for step in schedule(widths, texts):
+        pieces, tokens = [], []
+        for number, start, whole in step:
+            row, count = rows[number], len(whole) - start
+            row.tokens = whole
+            if row.cache is None:
+                row.cache = runner.open(len(whole))
+            samples = count if count <= WIDTH_MAX else 0
+            pieces.append(RowPiece(row, start, count, samples, (0, 0) if samples else (0, count)))
+            tokens += whole[start:]
+        width = max([piece.samples for piece in pieces])
+        outputs = runner.forward(pieces, mx.array(tokens, mx.uint32), width)
+        mx.eval(outputs.marker, list(outputs.started))
+        sampled = iter([] if outputs.logits is None else list(outputs.logits))
+        scored = iter(outputs.scored)
+        for piece in pieces:
+            logits = next(sampled)[: piece.count] if piece.samples else next(scored)
+            found.append(np.array(logits.astype(mx.float32)))
+    for row in rows:
+        row.cache.close(is_finite=True)
+    return found
+
+
+def whole(
+    model: Any, widths: Sequence[int] = WIDTHS, texts: Sequence[Sequence[int]] = TEXTS
+) -> list[np.ndarray]:
+    """What mlx-lm's model gives for each of these parts, by reading all of its tokens."""
+    parts = [part for step in schedule(widths, texts) for part in step]
+    logits = [model(mx.array([part.tokens]))[0, part.start :] for part in parts]
+    return [np.array(each.astype(mx.float32)) for each in logits]
+
+
+def alike(got: np.ndarray, wanted: np.ndarray) -> bool:
     """But for rounding."""
     assert got.shape == wanted.shape
-    largest = np.abs(np.array(wanted)).max()
-    return bool(np.abs(np.array(got) - np.array(wanted)).max() <= TOLERANCE * largest)
+    return bool(np.abs(got - wanted).max() <= TOLERANCE * np.abs(wanted).max())
 
 
-def steps(model: Any, widths: list[int], texts: list[list[int]] = TEXTS) -> list[mx.array]:
-    """Logits of prompts, each alone, and of steps of all rows together; after each of several tokens rows roll back."""
-    found, alone = [], []
-    for text in texts:
-        alone.append(kv.new_caches(model))
-        found.append(kv.prefill_row(model, alone[-1], text))
-    batch = kv.KVBatch.merge(alone, list(map(len, texts)))
-    rows = range(len(texts))
-    for turn, width in enumerate(widths):
-        inputs = mx.array([[(row * 37 + at * 11 + turn) % VOCAB_SIZE for at in range(width)] for row in rows])
-        logits = model(inputs, cache=batch.begin_step(inputs))
-        batch.launch(logits)
-        found.append(logits)
-        if width > 1 and batch.can_roll_back:
-            batch.roll_back([row % width for row in rows])
-    mx.eval(found)
-    return found
+def runner_on(weights: Any, ops: Any, *, replays: bool = False) -> SlotRunner:
+    return SlotRunner(DecoderModel(weights, ops, replays=replays), 2048)
+
+
+def build(name: str) -> Any:
+    if name in FAMILY:
+        return build_model(FAMILY[name])
+    return build_packed(MOE if name.startswith("experts") else LLAMA, name.removeprefix("experts, "))
 
 
 @pytest.mark.parametrize("name", [*FAMILY, *PACKED, *(f"experts, {name}" for name in PACKED)])
 def test_logits_are_those_of_mlx_lm(name: str) -> None:
-    """Of prompts, of steps of rows of unlike lengths, and of verify blocks; and mlx-lm's model still computes them."""
-    if name in FAMILY:
-        model = build_model(FAMILY[name])
-    else:
-        model = build_packed(MOE if name.startswith("experts") else LLAMA, name.removeprefix("experts, "))
-    widths = [1, 1, 3, 1, WIDTH_MAX + 2, 1] if name != "sliding window" else [1, 1, 1]
-    wanted = steps(model, widths)
-    decoder = DecoderModel(read_weights(model), PlainOps())
-    for got, expected in zip(steps(decoder, widths), wanted, strict=True):
-        assert alike(got, expected)
-    for got, expected in zip(steps(model, [1]), wanted, strict=False):
-        assert alike(got, expected)
+    """Of prompts, of rows in decode beside them, and of verify blocks; and mlx-lm's model still computes them."""
+    model = build(name)
+    wanted = whole(model)
+    for replays in (False, True):
+        runner = runner_on(read_weights(model), PlainOps(), replays=replays)
+        assert all(map(alike, steps(runner), wanted))
+    assert all(map(alike, whole(model, [1]), wanted))
 
 
-@pytest.mark.parametrize("multiple", [1, 16])
-@pytest.mark.parametrize("name", ["llama", "qwen3", "sliding window", "experts"])
-def test_a_packed_step_gives_each_segment_its_own_logits(name: str, multiple: int) -> None:
-    """Rows in decode, a chunk of a prompt and another prompt in one call, as in calls of their own."""
-
-    class Padding(PlainOps):
-        traces_packed = multiple > 1
-
-        def padded(self, tokens: int) -> int:
-            return -(-tokens // multiple) * multiple
-
-    model, ops = build_model(FAMILY[name]), Padding()
-    decoder = DecoderModel(read_weights(model), ops)
-    # A prompt alone is padded as well.
-    assert alike(decoder(mx.array([list(range(20))])), model(mx.array([list(range(20))])))
-
-    def segments() -> list[Segment]:
-        alone = [kv.new_caches(decoder) for _ in range(4)]
-        for caches, text in zip(alone, TEXTS[:3], strict=False):
-            mx.eval(kv.prefill_row(decoder, caches, text))
-        batch = kv.KVBatch.merge(alone[:2], list(map(len, TEXTS[:2])))
-        rows = mx.array([[8], [9]])
-        return [
-            Segment(rows, batch.begin_step(rows)),
-            Segment(kv.begin_row_prefill(alone[2], list(range(50, 70))), alone[2]),
-            Segment(kv.begin_row_prefill(alone[3], [4, 5, 6]), alone[3]),
-        ]
-
-    apart, together = segments(), segments()
-    wanted = [model(segment.inputs, cache=segment.caches) for segment in apart]
-    for turn in range(2):
-        for got, expected in zip(decoder.packed(together), wanted, strict=True):
-            assert alike(got, expected)
-        if turn:
-            break
-        apart, together = (
-            [segment._replace(inputs=segment.inputs[:, :1]) for segment in some[1:]]
-            for some in (apart, together)
-        )
-        wanted = [model(segment.inputs, cache=segment.caches) for segment in apart]
+@pytest.mark.parametrize("name", FAMILY)
+def test_numpy_gives_the_same(name: str) -> None:
+    """On every model that it supports."""
+    model = build(name)
+    weights = read_weights(model, in_columns=True)
+    assert numpy_ops.supports(weights) == (name not in UNLIKE_NUMPY)
+    if name not in UNLIKE_NUMPY:
+        runner = runner_on(numpy_ops.in_numpy(weights), numpy_ops.NumpyOps())
+        assert all(map(alike, steps(runner), whole(model)))
 
 
-@pytest.mark.parametrize("beside", [False, True])
-def test_texts_side_by_side_attend_to_their_own_tokens(beside: bool) -> None:
-    """Whatever the place of a text: alone in a step or beside a prompt, each has its own hidden states."""
-    decoder = DecoderModel(read_weights(build_model(LLAMA)), PlainOps())
-    lengths = [len(text) for text in TEXTS]
-    caches = kv.new_caches(decoder)
-    inputs = kv.begin_row_prefill(caches, [token for text in TEXTS for token in text])
-    prompt = Segment(mx.array([[4, 5, 6]]), kv.new_caches(decoder))
-    segments = [Segment(inputs, caches, reads=True, lengths=lengths), *[prompt] * beside]
-    (got,) = decoder.packed(segments)[:1]
-    wanted = mx.concatenate([decoder.hidden(mx.array([text])) for text in TEXTS], axis=1)
-    assert alike(got, wanted)
+UNLIKE_NUMPY = {
+    "traditional rope", "experts", "experts, not normalised", "some sparse layers", "one dense layer",
+}  # fmt: skip
+
+
+def test_rows_that_outgrow_their_slots_keep_their_tokens() -> None:
+    """In the midst of others, by a token, a verify block, and a piece of a prompt."""
+    model = build_model(FAMILY["sliding window"])
+    texts = [
+        [(place * 7 + row) % 300 for place in range(length)] for row, length in enumerate((511, 505, 40, 512))
+    ]
+    runner = runner_on(read_weights(model), PlainOps())
+    assert all(map(alike, steps(runner, (1, 8), texts), whole(model, (1, 8), texts)))
+    assert sorted(runner.slots.pools) == [512, 1024]
+
+
+def test_hidden_states_of_texts_are_their_own() -> None:
+    """Of all their tokens, alone or beside a prompt and a row that samples."""
+    model = build_model(LLAMA)
+    runner = runner_on(read_weights(model), PlainOps())
+    rows = rows_of(TEXTS)
+    for row in rows:
+        row.cache = runner.open(len(row.tokens))
+    pieces = [RowPiece(row, 0, len(row.tokens), pooled=True) for row in rows]
+    pieces[1] = RowPiece(rows[1], 0, len(TEXTS[1]), samples=1)
+    outputs = runner.forward(pieces, mx.array([token for text in TEXTS for token in text], mx.uint32), 1)
+    wanted = [model.model(mx.array([text]))[0] for text in TEXTS]
+    for got, number in zip(outputs.hidden, (0, 2, 3), strict=True):
+        assert alike(np.array(got), np.array(wanted[number]))
+    assert outputs.logits is not None
+    assert alike(np.array(outputs.logits[0, 0]), np.array(model(mx.array([TEXTS[1]]))[0, -1]))
 
 
 def test_logits_that_nobody_reads_are_not_computed() -> None:
-    """The head is the largest product of a small model: a prompt in a packed step takes none."""
-    decoder = DecoderModel(read_weights(build_model({**LLAMA, "vocab_size": 50_000})), PlainOps())
-    caches = [kv.new_caches(decoder) for _ in range(2)]
-    inputs = [mx.array([[1]]), mx.array([[5] * 512])]
-    mx.eval(decoder.weights.head)
+    """The head is the largest product of a small model: a prompt beside a row in decode takes none."""
+    runner = runner_on(read_weights(build_model({**LLAMA, "vocab_size": 50_000})), PlainOps())
+    rows = rows_of([[1], [5] * 512])
+    for row in rows:
+        row.cache = runner.open(len(row.tokens))
+    mx.eval(runner.decoder.weights.head)
     mx.synchronize()
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    mx.eval(decoder.packed(list(map(Segment, inputs, caches)))[0], kv.arrays(caches[1]))
+    pieces = [RowPiece(rows[0], 0, 1, samples=1), RowPiece(rows[1], 0, 512)]
+    outputs = runner.forward(pieces, mx.array([1] + [5] * 512, mx.uint32), 1)
+    mx.eval(outputs.logits, outputs.marker)
     assert mx.get_peak_memory() - before < 512 * 50_000 * 4 / 2
-
-
-def test_layers_that_are_alike_are_traced_once() -> None:
-    """However many there are; and not again for the same numbers of rows."""
-    decoder = DecoderModel(read_weights(build_model({**LLAMA, "num_hidden_layers": 6})), Counting())
-    ops: Any = decoder.ops
-    decoder.trace_steps(2, float("inf"))
-    # Before the first layer, between two, and behind the last.
-    assert ops.turns == 2 * 2
-    inputs = mx.array([[1], [2]], dtype=mx.uint32)
-    caches = kv.KVBatch.merge([kv.new_caches(decoder) for _ in range(2)], [0, 0])
-    decoder(inputs, cache=caches.begin_step(inputs))
-    assert ops.turns == 2 * 2
-    decoder.trace_steps(9, 0.0)
-    assert ops.turns == 2 * 2
-    decoder(mx.array([[1, 2, 3]]))
-    assert ops.turns == 2 * 2 + 6
-
-
-def test_the_traces_kept_are_those_last_in_use() -> None:
-    """A bound on traces beside those made ahead: a dropped trace is freed, and a new one computes the same."""
-    ops = Counting()
-    decoder = DecoderModel(read_weights(build_model(LLAMA)), ops)
-    decoder.trace_steps(2, float("inf"))
-    layers = len(decoder.layers)
-
-    def step(rows: int) -> tuple[mx.array, int]:
-        inputs = mx.array([[row] for row in range(rows)], dtype=mx.uint32)
-        caches = kv.KVBatch.merge([kv.new_caches(decoder) for _ in range(rows)], [0] * rows)
-        before = ops.turns
-        logits = decoder(inputs, cache=caches.begin_step(inputs))
-        mx.eval(logits)
-        return logits, ops.turns - before
-
-    first, _ = step(3)
-    for rows in range(4, 3 + _SHAPES_MAX):
-        step(rows)
-    assert (step(1)[1], step(2)[1], step(3)[1]) == (0, 0, 0)
-    # Room for one more: the shapes of 4 rows were used the longest time ago.
-    step(3 + _SHAPES_MAX)
-    assert step(3)[1] == 0
-    assert step(4)[1] == layers
-    again, _ = step(3)
-    assert mx.array_equal(first, again)
-    assert len(decoder._traces.calls) == _SHAPES_MAX + 2
 
 
 class Counting(PlainOps):
@@ -186,6 +188,51 @@ class Counting(PlainOps):
     def rotate(self, *given: Any) -> Any:
         self.turns += 1
         return super().rotate(*given)
+
+
+def decode(runner: SlotRunner, count: int) -> tuple[np.ndarray, int]:
+    """Logits of a step of so many rows of one token, and the rotations that it took."""
+    rows = rows_of([[row + 1] for row in range(count)])
+    for row in rows:
+        row.cache = runner.open(1)
+    ops: Any = runner.decoder.ops
+    before = ops.turns
+    tokens = mx.array([row + 1 for row in range(count)], mx.uint32)
+    outputs = runner.forward([RowPiece(row, 0, 1, samples=1) for row in rows], tokens, 1)
+    assert outputs.logits is not None
+    logits = np.array(outputs.logits)
+    for row in rows:
+        row.cache.close(is_finite=True)
+    return logits, ops.turns - before
+
+
+def test_layers_that_are_alike_are_traced_once() -> None:
+    """However many there are; and not again for the same number of tokens."""
+    weights = read_weights(build_model({**LLAMA, "num_hidden_layers": 6}))
+    runner = runner_on(weights, Counting(), replays=True)
+    ops: Any = runner.decoder.ops
+    runner.decoder.trace([1, 2], float("inf"))
+    # Before the first layer, and between two.
+    assert ops.turns == 2 * 2
+    assert [decode(runner, count)[1] for count in (1, 2, 3, 3)] == [0, 0, 2, 0]
+    runner.decoder.trace([9], 0.0)
+    assert decode(runner, 9)[1] == 2
+
+
+def test_the_traces_kept_are_those_last_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bound on traces beside those made ahead: a dropped trace is freed, and a new one computes the same."""
+    monkeypatch.setattr(decoder_module, "_TRACES_MAX", 3)
+    runner = runner_on(read_weights(build_model(LLAMA)), Counting(), replays=True)
+    runner.decoder.trace([1, 2], float("inf"))
+    first, turns = decode(runner, 3)
+    assert turns > 0
+    assert [decode(runner, count)[1] for count in (4, 5)] == [turns, turns]
+    assert [decode(runner, count)[1] for count in (1, 2, 3)] == [0, 0, 0]
+    # Room for no more: the trace of 4 tokens was used the longest time ago.
+    assert decode(runner, 6)[1] == turns
+    assert decode(runner, 3)[1] == 0
+    assert decode(runner, 4)[1] == turns
+    np.testing.assert_array_equal(decode(runner, 3)[0], first)
 
 
 @pytest.mark.parametrize(
@@ -223,11 +270,10 @@ def test_products_of_unlike_weights_stay_apart() -> None:
     model = build_packed({**LLAMA, "tie_word_embeddings": False}, "4 bits by 64")
     other = build_packed({**LLAMA, "tie_word_embeddings": False}, "8 bits by 64")
     model.layers[0].self_attn.v_proj = other.layers[0].self_attn.v_proj
-    wanted = steps(model, [1, 2])
+    wanted = whole(model)
     weights = read_weights(model)
     assert [len(layer.qkv) for layer in weights.layers] == [3, 1]
-    for got, expected in zip(steps(DecoderModel(weights, PlainOps()), [1, 2]), wanted, strict=True):
-        assert alike(got, expected)
+    assert all(map(alike, steps(runner_on(weights, PlainOps())), wanted))
 
 
 def test_joined_weights_take_no_more_memory() -> None:
@@ -237,11 +283,3 @@ def test_joined_weights_take_no_more_memory() -> None:
     weights = read_weights(model)
     assert mx.get_active_memory() - before < model.layers[0].mlp.gate_proj.weight.nbytes
     assert weights.layers[0].mlp.gate_up[0].weight.nbytes == 2 * model.layers[0].mlp.gate_proj.weight.nbytes
-
-
-def test_windows_and_whole_texts_have_caches_of_their_kind() -> None:
-    """Those that mlx-lm would make."""
-    model = build_model(SLIDING)
-    decoder = DecoderModel(read_weights(model), PlainOps())
-    made = [(type(cache), getattr(cache, "max_size", None)) for cache in decoder.make_cache()]
-    assert made == [(type(cache), getattr(cache, "max_size", None)) for cache in make_prompt_cache(model)]

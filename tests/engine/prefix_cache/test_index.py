@@ -135,7 +135,7 @@ def test_the_least_recently_used_leaf_goes_first_unless_it_costs_more():
 def test_restored_blocks_displace_others_and_not_their_own_prefix(room):
     """The block before them is held too, although it was used least recently; what does not fit is left out."""
     chain, other = blocks(tokens(2 * BLOCK_TOKENS)), blocks(tokens(BLOCK_TOKENS, 1))
-    cache = PrefixCache(None, None, room * chain[0].bytes, {})
+    cache = PrefixCache(None, list, room * chain[0].bytes, {})
     for block in [chain[0], *other][:room]:
         assert cache.pool.add(block) is not None
     assert cache.insert_blocks(chain[1:], "a request") == (chain[1].end if room == 2 else 0)
@@ -147,7 +147,7 @@ def test_restored_blocks_displace_others_and_not_their_own_prefix(room):
 
 def test_eviction_of_a_leaf_leaves_a_parent_that_is_held():
     """Where caches cannot be cut, eviction of a leaf evicts its parents too, except those that a request holds."""
-    pool = PrefixCache(None, None, 1 << 20, {}).pool
+    pool = PrefixCache(None, list, 1 << 20, {}).pool
     nodes = [node for block in blocks(tokens(3 * BLOCK_TOKENS)) if (node := pool.add(block)) is not None]
     pool.hold(nodes[1], "a request")
     assert pool.evict()
@@ -161,7 +161,7 @@ def test_eviction_of_a_leaf_leaves_a_parent_that_is_held():
 @pytest.mark.parametrize("value", [1.0, mx.nan])
 def test_an_offer_behind_one_that_is_not_finite_is_withdrawn_too(value):
     """It may be finite, and was computed from it: here another row has added a valid block of the same tokens."""
-    cache = PrefixCache(None, None, 1 << 20, {})
+    cache = PrefixCache(None, list, 1 << 20, {})
     whole = [
         replace(block, arrays=(mx.array([number]),))
         for block, number in zip(blocks(tokens(2 * BLOCK_TOKENS)), (value, 2.0), strict=True)
@@ -175,7 +175,7 @@ def test_an_offer_behind_one_that_is_not_finite_is_withdrawn_too(value):
 
 def test_a_prompt_that_is_pinned_again_is_unpinned_last():
     """A pin beyond the limit unpins the prompt whose last pin is the oldest."""
-    pool = PrefixCache(None, None, 1 << 20, {}).pool
+    pool = PrefixCache(None, list, 1 << 20, {}).pool
     added = (pool.add(*blocks(tokens(BLOCK_TOKENS, seed))) for seed in range(3))
     first, second, third = (node for node in added if node is not None)
     bytes_max = 2 * first.block.bytes

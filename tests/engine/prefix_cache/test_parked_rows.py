@@ -31,7 +31,6 @@ def in_flight(engine: Any, rows: list[RowRequest]) -> None:
     assert engine.insert(rows) == []
     while engine.stats().rows_prefilling:
         step(engine, run)
-    step(engine, run)
     assert run.tokens == {}
     for row in rows:
         assert engine.park(row.row) > 0

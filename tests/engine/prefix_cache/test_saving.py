@@ -39,7 +39,7 @@ class Memory:
     """Blocks in memory, and the tier below that is told of them."""
 
     def __init__(self, path: Path, bounds: DiskBounds = ROOMY) -> None:
-        self.store = PrefixCache(None, None, 1 << 30, {})
+        self.store = PrefixCache(None, list, 1 << 30, {})
         self.directory = Directory(path, SALT, bounds)
         self.written = threading.Event()
         self.tier = DiskTier(self.store, self.directory, self.written.set)

@@ -10,10 +10,9 @@ import msgspec
 import pytest
 
 from tests.support.drafts import Erring, by_worth, speculator
-from tests.support.engines import Run, finish, make_engine, step
+from tests.support.engines import Run, finish, make_engine, runner_of, step
 from tests.support.models import LLAMA, VOCAB_SIZE, build_model
 from zmqengine.engine.interface import RowRequest, Sampling
-from zmqengine.engine.load.probe import probe
 from zmqengine.engine.seeds import seed_key
 from zmqengine.engine.speculation.draft_model import DraftModel
 from zmqengine.engine.speculation.ngrams import Ngrams
@@ -189,7 +188,7 @@ def test_draft_tokens_behind_the_end_of_an_output_do_not_count_as_accepted(model
     assert ended_inside > 4
 
 
-@pytest.mark.parametrize("shape", ["sliding", "mamba"])
+@pytest.mark.parametrize("shape", ["hybrid", "mamba"])
 def test_rows_whose_caches_cannot_go_back_do_not_draft(models, shape):
     """A window that has moved on and a state that was overwritten hold no way back: one token a step."""
     rows = requests(6)
@@ -225,10 +224,9 @@ def test_a_row_whose_logits_are_not_numbers_fails_alone_in_a_window(model):
     run = Run()
     while not run.drafts:
         step(engine, run)
-    for lane in engine._decode._batches:
-        for cache in lane.kv.caches:
-            in_flight = lane.kv.lengths[2] - lane.rows[2].computed_tokens
-            cache.values[2, :, lane.kv.layout.columns - 1 - in_flight] = float("nan")
+    spoilt = engine._rows[2]
+    for values in spoilt.cache.pool.values:
+        values[spoilt.cache.index, :, spoilt.computed_tokens - 1] = float("nan")
     finish(engine, run)
     assert [failure.row for failure in run.failures] == [2]
     assert run.ids(2) == wanted.ids(2)[: len(run.ids(2))]
@@ -277,7 +275,7 @@ def test_a_draft_model_changes_no_token(model, seed):
     rows = requests()
     wanted = alone(model, rows)
     drafting = build_model(LLAMA, seed)
-    source = DraftModel(drafting, 0, probe(drafting).shape, words=VOCAB_SIZE, padding_bytes_max=1 << 30)
+    source = DraftModel(runner_of(drafting), 0, words=VOCAB_SIZE)
     drafter = speculator(source, widths=(4,))
     plain = make_engine(model, rows_max=ROWS_MAX)
     engine = make_engine(model, speculator=drafter, rows_max=ROWS_MAX)

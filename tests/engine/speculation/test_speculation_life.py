@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import pytest
 
+from tests.engine.models.families import MOE
 from tests.support.drafts import Erring, Self, Widths
 from tests.support.engines import finish, make_engine
-from tests.support.models import MIXTURE, VOCAB_SIZE, build_model
+from tests.support.models import VOCAB_SIZE, build_model
 from zmqengine.engine.interface import RowRequest, Sampling
 from zmqengine.engine.row import Row
 from zmqengine.engine.seeds import seed_key
@@ -123,13 +124,12 @@ class Life:
         """Caches hold what rows say they hold, and padding stays within its bound."""
         memory = self.engine.memory()
         assert memory.padding <= self.engine.padding_bytes_max
-        for lane in self.engine._decode._batches:
-            offsets = lane.kv.caches[0].offset.tolist() if lane.rows else []
-            assert offsets == lane.kv.lengths
-            step = lane._in_flight
-            width = 0 if step is None or step.block is None else step.width
-            for row, length in zip(lane.rows, offsets, strict=True):
-                assert length == row.computed_tokens + (width if width and row in step.rows else 0)
+        slots = [
+            slot for pool in vars(self.engine)["_runner"].slots.pools.values() for slot in pool.slots if slot
+        ]
+        held = [row.cache for row in self.engine._rows.values() if row.cache is not None]
+        assert set(map(id, held)) <= set(map(id, slots))
+        assert len(slots) == len(held) + len(self.engine._store.parked)
         assert self.engine.stats().rows_decoding + self.engine.stats().rows_prefilling == len(self._made)
 
     def _insert(self, number: int, emitted: list[int]) -> None:
@@ -164,13 +164,13 @@ class Life:
 @pytest.mark.timeout(7200)
 def test_a_random_life_makes_the_plain_tokens_and_tells_the_right_counts(models, shape, kind):
     """Rows join, leave and are parked between windows; what was accepted is what a plain run would have accepted."""
-    model = build_model(MIXTURE) if shape == "mixture" else models[shape]
+    model = build_model(MOE) if shape == "mixture" else models[shape]
     life = Life(model, kind)
     for _ in range(OPERATIONS):
         life.operation()
     while life.engine.stats().rows_decoding or life.engine.stats().rows_prefilling:
         life.step()
-    assert life.drafted > OPERATIONS / (50 if kind == "ngram" else 5)
+    assert life.drafted >= OPERATIONS / (50 if kind == "ngram" else 5)
     assert life.finished > OPERATIONS / 50
 
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from tests.engine.models.families import MOE
 from tests.support.constrained import PERSON, Pico
 from tests.support.drafts import Erring, Self, speculator
 from tests.support.engines import Run, finish, make_engine, step
-from tests.support.models import MIXTURE, VOCAB_SIZE, build_model
+from tests.support.models import VOCAB_SIZE, build_model
 from zmqengine.engine.interface import RowRequest, Sampling
 from zmqengine.engine.seeds import seed_key
 from zmqengine.engine.speculation.forced_runs import ForcedRuns
@@ -41,7 +42,7 @@ def plain(models: dict[str, Any]) -> Callable[[str], tuple[Any, list[RowRequest]
 
     def find(kind: str) -> tuple[Any, list[RowRequest], Run]:
         if kind not in known:
-            model = build_model(MIXTURE) if kind == "mixture" else models[kind]
+            model = build_model(MOE) if kind == "mixture" else models[kind]
             known[kind] = model, requests(), alone(make_engine(model), requests())
         return known[kind]
 
@@ -109,7 +110,7 @@ def differing(rows: list[RowRequest], run: Run, wanted: Run) -> list[int]:
 def test_a_source_changes_no_token(plain: Any, kind: str, source: str) -> None:
     """Greedy rows and seeded ones with penalties. Where caches cannot go back there is no draft at all."""
     model, rows, wanted = plain(kind)
-    goes_back = kind in ("llama", "mixture")
+    goes_back = kind in ("llama", "sliding", "mixture")
     if source == "draft" and not goes_back:
         pytest.skip("such a model drafts for nobody: it is refused when it is opened")
     if source == "prediction":

@@ -20,6 +20,7 @@ print("blas:", load_tuned_blas())
 from mlx_lm.generate import BatchGenerator  # noqa: E402
 from mlx_lm.sample_utils import make_sampler  # noqa: E402
 
+from tests.support.engines import runner_of  # noqa: E402
 from tests.support.models import LLAMA, build_model  # noqa: E402
 from zmqengine.engine.interface import ModelInfo, RowRequest, Sampling  # noqa: E402
 from zmqengine.engine.load.loader import evaluate  # noqa: E402
@@ -82,7 +83,7 @@ def main(rows: int = 32, rounds: int = 9, shape: str = "tiny", temperature: floa
     model = build_model(config)
     info = ModelInfo(shape, config["vocab_size"], 2048, frozenset(), evaluate(model))
     print(f"{shape}: {info.parameter_bytes / 4e6:.2f} M parameters, {rows} rows")
-    engine = MlxEngine(model, info, EngineOptions(prefill_ms=0))
+    engine = MlxEngine(runner_of(model), info, EngineOptions(prefill_ms=0))
     sampling = Sampling(temperature=temperature, top_p=top_p)
     sampler = make_sampler(temp=temperature, top_p=top_p if top_p < 1 else 0.0)
     draw = random.Random(0)

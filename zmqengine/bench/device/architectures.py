@@ -14,7 +14,8 @@ from zmqengine.bench.device.verdict import Verdict
 from zmqengine.bench.models.small_models import ARCHITECTURES, VOCAB_SIZE, build_model
 from zmqengine.engine.host.rounding import differ_by_rounding
 from zmqengine.engine.interface import ModelInfo
-from zmqengine.engine.open import kv_kernels
+from zmqengine.engine.load.open_model import open_model
+from zmqengine.engine.open import find_ops
 from zmqengine.engine.options import EngineOptions
 from zmqengine.engine.step.mlx_engine import MlxEngine
 
@@ -35,7 +36,8 @@ def check() -> Iterator[Verdict]:
 def _check(name: str, model: Any) -> Verdict:
     wanted = [_alone(model, prompt) for prompt in _PROMPTS]
     info = ModelInfo(name, VOCAB_SIZE, 2048, frozenset(), 0)
-    engine = MlxEngine(model, info, EngineOptions(prefill_ms=0), kernels=kv_kernels())
+    runner = open_model(model, *find_ops(), context_tokens=info.context_tokens).runner
+    engine = MlxEngine(runner, info, EngineOptions(prefill_ms=0))
     try:
         turns = []
         for _ in range(2):

@@ -18,7 +18,6 @@ _FOUR = 4
 _LANES = 32
 _THREADS_MAX = 1024
 _WARPS = 4
-_INPUTS = ["product", "offset", "freqs", "query_norm", "key_norm"]
 # Dimensions of a head, and the rotated ones among them, are a multiple of this.
 _PAIRED = 2 * _LANES
 _DIM_MAX = 256
@@ -48,55 +47,17 @@ def rotates(heads: HeadShape) -> bool:
     return rotation.dims % _PAIRED == 0 and dim % _PAIRED == 0 and dim <= _DIM_MAX
 
 
-def shapes(heads: HeadShape, rows: int, width: int) -> list[tuple[int, ...]]:
-    """Shapes of queries, keys and values, [rows, heads, width, dim]."""
-    return [(rows, count, width, heads.dim) for count in (heads.heads, heads.key_heads, heads.key_heads)]
-
-
-def rotate(heads: HeadShape, product: mx.array, offset: mx.array, width: int) -> Sequence[mx.array]:
-    """Queries, keys and values of the fused QKV product, normalised where the model does so, and rotated.
-
-    `product` [rows * width, outputs]; `offset` [rows]: position of each row's first token.
-    """
-    return _rotate(_kind(heads, product.dtype))(
-        inputs=[product, offset, *_weights(heads, offset)],
-        output_shapes=shapes(heads, offset.shape[0], width),
-        **_grid(heads, offset.shape[0] * width),
-    )
-
-
-def rotate_into(
-    heads: HeadShape,
-    product: mx.array,
-    offset: mx.array,
-    width: int,
-    keys: mx.array,
-    values: mx.array,
-    stop: mx.array,
-) -> mx.array:
-    """Queries, as from `rotate`; keys and values are written in place, into the columns of `keys` and `values` before
-    `stop` [1].
-
-    `keys` and `values` are [rows, heads, columns, dim]. MLX does not know of the write: a computation that reads those
-    columns must be started after one that reads the queries.
-    """
-    (queries,) = _rotate_into(_kind(heads, product.dtype))(
-        inputs=[product, offset, *_weights(heads, offset), keys, values, stop],
-        output_shapes=shapes(heads, offset.shape[0], width)[:1],
-        **_grid(heads, offset.shape[0] * width),
-    )
-    return queries
-
-
-def rotate_packed(
+def rotate(
     heads: HeadShape, product: mx.array, places: mx.array, keys_values: Sequence[mx.array]
 ) -> mx.array:
-    """Queries [tokens, heads, dim] of a `product` [tokens, outputs]; keys and values are written in place.
+    """Queries [tokens, heads, dim] of a `product` [tokens, outputs], normalised where the model does so, and rotated;
+    keys and values are written in place.
 
-    `places` [4 * tokens]: of each token the segment, and its row, column and position there; a negative segment for
-    padding, whose queries are not initialised. `keys_values`: keys and values of each segment, as for `rotate_into`.
+    `places` [4 * tokens]: of each token the pool, and its slot, column and position there; a negative pool for padding,
+    whose queries are not initialised. `keys_values`: keys and values of each pool [slots, heads, columns, dim]. MLX
+    does not know of the write: a computation that reads those columns must be started after one that reads the queries.
     """
-    (queries,) = _rotate_packed(_kind(heads, product.dtype), len(keys_values) // 2)(
+    (queries,) = _rotate(_kind(heads, product.dtype), len(keys_values) // 2)(
         inputs=[product, places, *_weights(heads, places), *keys_values],
         output_shapes=[(product.shape[0], heads.heads, heads.dim)],
         **_grid(heads, product.shape[0]),
@@ -201,47 +162,17 @@ def _add_and_norm(
 
 
 @lru_cache(maxsize=64)
-def _rotate(kind: _Kind) -> Variant:
+def _rotate(kind: _Kind, pools: int) -> Variant:
+    arrays = [f"{name}{number}" for number in range(pools) for name in ("keys", "values")]
     kernel = Kernel(
         name="rotary_heads",
-        input_names=_INPUTS,
-        output_names=["queries", "keys", "values"],
-        source=kernel_text("rotary_rows.cu", "rotary_heads.cu", "rotary_heads_whole.cu"),
-    )
-    return kernel.variant(_template(kind), _input_dtypes(kind), [kind.dtype] * 3)
-
-
-@lru_cache(maxsize=64)
-def _rotate_into(kind: _Kind) -> Variant:
-    kernel = Kernel(
-        name="rotary_heads_into",
-        input_names=[*_INPUTS, "keys", "values", "stop"],
+        input_names=["product", "places", "freqs", "query_norm", "key_norm", *arrays],
         output_names=["queries"],
-        source=kernel_text("rotary_rows.cu", "rotary_heads.cu", "rotary_heads_into.cu"),
-        # Caches may have more columns than are in use.
+        source=for_each(kernel_text("rotary_heads.cu"), pools),
         ensure_row_contiguous=False,
     )
-    inputs = [*_input_dtypes(kind), kind.dtype, kind.dtype, mx.int32]
+    # The places stand for what the model does not have.
+    missing = mx.int32
+    norms = (missing, missing) if kind.norms is None else kind.norms[:2]
+    inputs = [kind.product, mx.int32, kind.freqs or missing, *norms, *[kind.dtype] * len(arrays)]
     return kernel.variant(_template(kind), inputs, [kind.dtype])
-
-
-@lru_cache(maxsize=64)
-def _rotate_packed(kind: _Kind, segments: int) -> Variant:
-    arrays = [f"{name}{number}" for number in range(segments) for name in ("keys", "values")]
-    kernel = Kernel(
-        name="rotary_heads_packed",
-        input_names=[_INPUTS[0], "places", *_INPUTS[2:], *arrays],
-        output_names=["queries"],
-        source=for_each(
-            kernel_text("rotary_packed.cu", "rotary_heads.cu", "rotary_heads_packed.cu"), segments
-        ),
-        ensure_row_contiguous=False,
-    )
-    inputs = [*_input_dtypes(kind), *[kind.dtype] * len(arrays)]
-    return kernel.variant(_template(kind), inputs, [kind.dtype])
-
-
-def _input_dtypes(kind: _Kind) -> list[mx.Dtype]:
-    offset = mx.int32
-    norms = (offset, offset) if kind.norms is None else kind.norms[:2]
-    return [kind.product, offset, kind.freqs or offset, *norms]

@@ -7,40 +7,24 @@ around it. That halves the number of launches, and short steps are bound by the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
-from typing import Any
 
 import mlx.core as mx
 
-from zmqengine.engine import kv
 from zmqengine.engine.cuda import (
-    attention,
     between_products,
     experts,
-    kv_kernels,
-    packed_attention,
     plain_products,
     quantised_products,
+    slot_attention,
+    slot_storage,
 )
-from zmqengine.engine.cuda.attention_in_place import (
-    TracedInPlace,
-    appends,
-    attend_in_place,
-    may_write,
-)
-from zmqengine.engine.cuda.between_products import rotates
-from zmqengine.engine.cuda.packed_attention import TracedPacked
+from zmqengine.engine.cuda.slot_attention import CudaAttention
+from zmqengine.engine.cuda.slot_storage import CudaStorage
+from zmqengine.engine.kv.slots import MlxStorage, SlotStorage
+from zmqengine.engine.models.attention import SlotAttention
 from zmqengine.engine.models.decoder_weights import Experts, HeadShape, Linear, Norm
 from zmqengine.engine.models.few_sizes import few_sizes
-from zmqengine.engine.models.ops import (
-    QKV,
-    PackedAttention,
-    PlainOps,
-    Product,
-    TracedAttention,
-    multiply_dequantised,
-    product,
-)
+from zmqengine.engine.models.ops import QKV, PlainOps, Product, multiply_dequantised, product
 
 QUANTISED_ROWS_MAX = 7
 """Maximum rows for MLX's product with quantised weights: for more it compiles a kernel a size, up to half a minute
@@ -58,32 +42,9 @@ _FOUR = 4
 class CudaOps(PlainOps):
     """`Ops` with the kernels of this folder."""
 
-    traces_packed = True
-
     def __init__(self) -> None:
-        super().__init__(QUANTISED_ROWS_MAX)
-
-    def new_cache(self) -> Any:
-        """See `Ops`."""
-        return kv.RowKVCache()
-
-    def make_room(self, layers: Sequence[HeadShape], caches: Sequence[Any], width: int) -> None:
-        """See `Ops`. MLX's own growth and writes are six kernels a layer.
-
-        Float32 is left to MLX: on an H200 a batch was wrong into which a prompt of three tokens, appended in place, was
-        merged before it was computed. Longer ones have no kernel anyway.
-        """
-        kv_kernels.make_room(
-            [
-                (heads, cache)
-                for heads, cache in zip(layers, caches, strict=True)
-                if type(cache) is kv.RowKVCache
-                and not cache.can_write_here(width, heads.dtype)
-                and appends(heads, width)
-                and attention.by_tensor_cores(heads.dtype, heads.dim)
-            ],
-            width,
-        )
+        super().__init__(QUANTISED_ROWS_MAX, attention_is_fused=False)
+        self._attends = False
 
     def padded(self, tokens: int) -> int:
         """See `Ops`. One of four sizes between two powers of two, and a multiple of the height of cuBLAS's tiles.
@@ -113,62 +74,20 @@ class CudaOps(PlainOps):
             return experts.mixture(inputs, self.product(inputs, mlp.router), mlp)
         return super().mixture(inputs, mlp)
 
-    def rotate(self, product: mx.array, heads: HeadShape, offset: mx.array | int, rows: int) -> QKV:
-        """See `Ops`. Where one kernel rotates heads, `attend` does it, since it may write keys in place."""
-        return (product,) if rotates(heads) else super().rotate(product, heads, offset, rows)
+    def rotate(self, product: mx.array, heads: HeadShape, positions: mx.array) -> QKV:
+        """See `Ops`. The kernel that writes keys and values into slots rotates them too."""
+        return (product,) if self._attends else super().rotate(product, heads, positions)
 
-    def mask(self, cache: Any, width: int, window: int | None) -> Any:
-        """See `Ops`. `kv.Spans`, for the kernel that needs no mask."""
-        if window is not None:
-            return super().mask(cache, width, window)
-        if type(cache) is kv.RaggedKVCache:
-            return cache.layout.spans()
-        columns = cache.offset + width
-        as_mask = partial(super().mask, cache, width, window)
-        return kv.Spans(_position(0), columns, _position(columns), None, as_mask)
+    def attention(self, heads: Sequence[HeadShape]) -> SlotAttention:
+        """See `Ops`. For heads without a kernel, such as those in float32, MLX's."""
+        self._attends = slot_attention.supports(heads) and all(
+            slot_storage.supports(each.dtype, each.dim) for each in heads
+        )
+        return CudaAttention(heads) if self._attends else super().attention(heads)
 
-    def attend(self, qkv: QKV, heads: HeadShape, offset: mx.array | int, cache: Any, mask: Any) -> mx.array:
-        """See `Ops`.
-
-        Keys and values are written in place where the cache allows it; see the theory in `zmqengine.engine.kv`.
-        """
-        if len(qkv) == 1:
-            (product,) = qkv
-            offsets = offset if isinstance(offset, mx.array) else _position(offset)
-            width = product.shape[-2] // offsets.shape[0]
-            knows_columns = isinstance(mask, kv.Spans)
-            if knows_columns and may_write(heads, cache, width) and appends(heads, width):
-                shape = offsets.shape[0], heads.heads, width, heads.dim
-                parts = attention.parts_of_rows(heads.dtype, shape, heads.key_heads, mask.columns)
-                spans = attention.arrays_of(mask)
-                queries, attended = attend_in_place(
-                    heads, product, offsets, cache.keys, cache.values, spans, parts
-                )
-                if cache.wrote_in_place(width, queries):
-                    kv.start(attended)
-                return attended
-            qkv = between_products.rotate(heads, product, offsets, width)
-        queries, keys, values = qkv
-        if isinstance(mask, kv.Spans) and attention.fits(queries, keys):
-            # The kernel knows the last column in use: arrays are passed uncut.
-            if type(cache) is kv.RaggedKVCache:
-                cache.write(keys, values)
-            else:
-                cache.update_and_fetch(keys, values)
-            return attention.ragged_attention(queries, cache.keys, cache.values, mask, heads.scale)
-        keys, values = cache.update_and_fetch(keys, values)
-        if isinstance(mask, kv.Spans):
-            mask = mask.as_mask()
-        return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=heads.scale, mask=mask)
-
-    def traced_attention(self, layers: Sequence[HeadShape]) -> TracedAttention | None:
+    def storage(self) -> SlotStorage:
         """See `Ops`."""
-        is_supported = all(appends(heads, attention.ROW_WIDTH_MAX) for heads in layers)
-        return TracedInPlace(layers) if is_supported else None
-
-    def packed_attention(self, layers: Sequence[HeadShape]) -> PackedAttention | None:
-        """See `Ops`."""
-        return TracedPacked(layers) if packed_attention.supports(layers) else None
+        return CudaStorage() if self._attends else MlxStorage()
 
     def variants(self, linear: Linear, rows: int) -> Mapping[str, Product]:
         """See `Ops`."""
@@ -229,9 +148,3 @@ def by_dequantised(inputs: mx.array, linear: Linear) -> mx.array:
 
 def _with_bias(found: mx.array, linear: Linear) -> mx.array:
     return found if linear.bias is None else found + linear.bias
-
-
-@lru_cache(maxsize=16)
-def _position(offset: int) -> mx.array:
-    """The position of a single row as an array [1], shared by all layers."""
-    return mx.array([offset], dtype=mx.int32)

@@ -1,6 +1,14 @@
 // Queries, keys and values out of the product that makes all three, [tokens, (H + 2 * KH) * D]: heads apart, queries and
 // keys normalised where the model does (NORMS), and turned by their positions, the first DIMS of each head. A warp takes
-// a head of a token, which rotary_rows.cu or rotary_packed.cu finds.
+// a head of a token, whose pool, slot, column and position are in `places`; padding has none. Keys and values are written
+// there, in place.
+  constexpr int HEADS = H + 2 * KH;
+  const int one = blockIdx.x * WARPS + (threadIdx.x >> 5), head = one % HEADS, token = one / HEADS;
+  if (token >= places_shape[0] / 4) return;
+  const int4 where = reinterpret_cast<const int4*>(places)[token];
+  if (where.x < 0) return;
+  const int position = where.w;
+  const long long query = (long long)token * H + head;
   constexpr int EACH = D / 32, PAIRS = DIMS / 64;
   const int lane = threadIdx.x & 31;
   const P* from = product + (long long)one * D + lane;
@@ -40,3 +48,14 @@
   if (head < H) {
     to = queries + query * D;
   } else {
+    const bool are_keys = head < H + KH;
+    const int row = where.y, column = where.z;
+    switch (where.x) {
+      case @: to = const_cast<T*>(are_keys
+          ? keys@ + row * keys@_strides[0] + own * keys@_strides[1] + column * keys@_strides[2]
+          : values@ + row * values@_strides[0] + own * values@_strides[1] + column * values@_strides[2]); break;
+      default: return;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < EACH; i++) to[lane + i * 32] = static_cast<T>(numbers[i]);

@@ -8,7 +8,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 
@@ -21,8 +20,9 @@ from zmqengine.engine.host.device_memory import limit_mlx, recommended_bytes
 from zmqengine.engine.host.environment import choose_tf32_of_encoders
 from zmqengine.engine.host.host_heap import keep_freed_arrays
 from zmqengine.engine.interface import ModelInfo
+from zmqengine.engine.load.probe import hidden_width
 from zmqengine.engine.load.tokenizer_export import ExportedTokenizer
-from zmqengine.engine.models.trunk import hidden_width
+from zmqengine.engine.models.model_runner import ModelRunner
 from zmqengine.engine.options import EngineOptions
 from zmqengine.engine.step.mlx_engine import MlxEngine
 from zmqengine.engine.texts.pooling import Pooling
@@ -100,9 +100,9 @@ def open_encoder(
     )
 
 
-def read_texts(engine: MlxEngine, model: Any, recipe: Recipe) -> None:
-    """Let `engine` take texts, if the layers of its `model` give hidden states."""
-    width = hidden_width(model)
+def read_texts(engine: MlxEngine, runner: ModelRunner, recipe: Recipe) -> None:
+    """Let `engine` take texts, if the model of its `runner` gives hidden states."""
+    width = hidden_width(runner)
     if not width:
         log.info(
             "this model makes no embeddings: it gives no hidden states", extra={"model": engine.info.name}

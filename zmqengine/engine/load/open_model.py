@@ -1,4 +1,4 @@
-"""Opens the decoder for a model that mlx-lm has loaded, tunes it, and checks it against mlx-lm's own code."""
+"""Opens the runner of a model: our decoder, tuned and checked against mlx-lm's own code, or that code."""
 
 from __future__ import annotations
 
@@ -11,38 +11,39 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from zmqengine.engine import kv
 from zmqengine.engine.autotune.products import tune_products
 from zmqengine.engine.autotune.saved_choices import SavedChoices
+from zmqengine.engine.cpu import numpy_ops
 from zmqengine.engine.host.rounding import differ_by_rounding
-from zmqengine.engine.models.decoder import WIDTH_MAX, DecoderModel
-from zmqengine.engine.models.decoder_weights import Experts, NotOfTheFamily, read_weights
-from zmqengine.engine.models.ops import Ops
-from zmqengine.engine.models.segment import Segment
+from zmqengine.engine.load.probe import ROWS, open_runner, rows_of, steps_of
+from zmqengine.engine.models.attention import WIDTH_MAX
+from zmqengine.engine.models.decoder import DecoderModel
+from zmqengine.engine.models.decoder_weights import DecoderWeights, Experts, NotOfTheFamily, read_weights
+from zmqengine.engine.models.model_runner import ModelRunner, RowPiece
+from zmqengine.engine.models.ops import Ops, PlainOps
+from zmqengine.engine.models.slot_runner import SlotRunner
 from zmqengine.engine.models.tree import kind_of
 
 log = logging.getLogger("zmqengine.engine")
 
 Report = Callable[[str, "float | None"], None]
 
-# Rows of unlike lengths: prefills of at most 7 tokens, and steps of 3 rows. For more tokens MLX compiles its quantised
-# product on CUDA, which takes up to half a minute.
-_ROWS = [[1, 2, 3, 4, 5], [3, 2], [5, 1, 4]]
 # Numbers of tokens that use different kernels, in prompts and in verify blocks: each kernel is compared.
 _PROMPTS = (40, 80)
-_WIDTHS = (2, 4, WIDTH_MAX, 1)
+_WIDTHS = (1, 2, 4, WIDTH_MAX, 1)
 _PROMPT_LOGITS = 40
 # Relative to the size of float32 logits. TF32 rounds each product at 1 part in 2,048; a wrong factor errs by more.
 _EXACT_TOLERANCE = 0.01
 # Rounding to bfloat16 exchanges the last expert that is chosen of 64 or 128 in 3 to 4 % of the tokens of a layer.
 _SHARE_OF_EXPERTS = 0.7
+_CONTEXT_TOKENS = 1 << 20
 
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """The model to run: the decoder, or mlx-lm's own code. `facts`: descriptions for people."""
+    """The runner of a model. `facts`: descriptions for people."""
 
-    model: Any
+    runner: ModelRunner
     facts: dict[str, str] = field(default_factory=dict)
 
 
@@ -52,29 +53,34 @@ def open_model(
     reference: Ops,
     saved: SavedChoices | None = None,
     *,
+    context_tokens: int = _CONTEXT_TOKENS,
+    parameter_bytes: int = 0,
     rows_max: int = 32,
     seconds_max: float = 0.0,
-    traces: bool = False,
+    replays: bool = False,
     report: Report = lambda stage, fraction: None,
 ) -> OpenedModel:
-    """The decoder on `ops` for a model of mlx-lm; the model itself where the decoder does not support it or differs.
+    """Our decoder on `ops` for a model of mlx-lm; mlx-lm's own code where the decoder does not support it or differs.
 
     Where kernels of `ops` differ, the decoder runs on `reference`, which may be the same object. With `saved` choices,
-    products that are not among them are measured, for at most `seconds_max`. `traces`: trace steps of up to `rows_max`
-    rows.
+    products that are not among them are measured, for at most `seconds_max`. `replays`: trace steps, those of up to
+    `rows_max` tokens at once.
     """
     until_s = time.perf_counter() + seconds_max
     report("opening the decoder", None)
+    theirs = open_runner(model, parameter_bytes)
     try:
-        weights = read_weights(model, in_columns=ops.in_columns)
+        weights = read_weights(model, in_columns=not ops.on_mlx)
     except NotOfTheFamily as error:
         log.info("mlx-lm's own code runs this model", extra={"reason": str(error)})
-        return OpenedModel(model, facts={"model_code": f"mlx-lm's: {error}"})
-    decoder = DecoderModel(weights, reference)
+        return OpenedModel(theirs, facts={"model_code": f"mlx-lm's: {error}"})
     is_exact = weights.norm.weight.dtype == mx.float32
-    if not _alike(_logits(model), lambda: _logits(decoder), is_exact=is_exact):
+    decoder = _decoder(weights, reference)
+    ours = SlotRunner(decoder, context_tokens)
+    wanted = steps_of(theirs, together=False)
+    if not _alike(wanted, lambda: steps_of(ours, together=True), is_exact=is_exact):
         log.warning("the decoder's logits differ from mlx-lm's; mlx-lm's own code runs this model")
-        return OpenedModel(model, facts={"model_code": "mlx-lm's: the decoder's logits differ"})
+        return OpenedModel(theirs, facts={"model_code": "mlx-lm's: the decoder's logits differ"})
     facts = {"model_code": "ours"}
     if saved is not None:
         choices = tune_products(
@@ -87,41 +93,46 @@ def open_model(
         )
         if choices:
             facts["products"] = choices
-    if ops is reference:
-        decoder = DecoderModel(weights, ops)
-    else:
+    if ops is not reference:
         report("comparing kernels", None)
-        decoder, facts["model_code"] = _on_kernels(decoder, ops, is_exact=is_exact)
-    if traces:
+        if _kernels_agree(weights, ops, reference, replays=replays, is_exact=is_exact):
+            decoder = _decoder(weights, ops)
+        else:
+            log.warning("kernels for this device differ from the reference; MLX's operations run this model")
+            facts["model_code"] = "ours, with MLX's operations: kernels for this device differ"
+    decoder = DecoderModel(decoder.weights, decoder.ops, replays=replays)
+    if replays:
         report("tracing steps", None)
-        decoder.trace_steps(rows_max, until_s)
+        decoder.trace(sorted({decoder.ops.padded(count) for count in range(1, rows_max + 1)}), until_s)
     log.debug("opened the decoder", extra=facts)
-    return OpenedModel(decoder, facts)
+    return OpenedModel(SlotRunner(decoder, context_tokens), facts)
 
 
-def _on_kernels(decoder: DecoderModel, ops: Ops, *, is_exact: bool) -> tuple[DecoderModel, str]:
-    """The fastest decoder on `ops` whose logits agree with those of `decoder`, else that one; and its description."""
-    weights, reference, share = decoder.weights, decoder, 1.0
+def _decoder(weights: DecoderWeights, ops: Ops, *, replays: bool = False) -> DecoderModel:
+    """The decoder on `ops`; on MLX's operations where NumPy does not compute such a model."""
+    if ops.on_mlx:
+        return DecoderModel(weights, ops, replays=replays)
+    if numpy_ops.supports(weights):
+        return DecoderModel(numpy_ops.in_numpy(weights), ops)
+    return DecoderModel(weights, PlainOps())
+
+
+def _kernels_agree(
+    weights: DecoderWeights, ops: Ops, reference: Ops, *, replays: bool, is_exact: bool
+) -> bool:
+    """Whether the decoder gives the logits of `reference` on `ops`, too."""
+    share = 1.0
     if any(isinstance(layer.mlp, Experts) for layer in weights.layers):
         # After all layers hardly a token has the same experts: one layer of each kind is compared, in most tokens.
         layers = tuple({kind_of(layer): layer for layer in weights.layers}.values())
         weights, share = weights._replace(layers=layers), _SHARE_OF_EXPERTS
-        reference = DecoderModel(weights, decoder.ops)
-    wanted = _many_logits(reference)
-
-    def agrees(*, traces_attention: bool) -> bool:
-        tried = DecoderModel(weights, ops, traces_attention=traces_attention)
-        return _alike(wanted, lambda: _many_logits(tried), is_exact=is_exact, share=share)
-
-    tuned = DecoderModel(decoder.weights, ops)
-    if agrees(traces_attention=True):
-        return tuned, "ours"
-    if tuned.traced_attention is not None and agrees(traces_attention=False):
-        log.warning("traced attention differs from the reference; it is called apart in every layer")
-        apart = DecoderModel(decoder.weights, ops, traces_attention=False)
-        return apart, "ours, with attention apart: traced it differs"
-    log.warning("kernels for this device differ from the reference; MLX's operations run this model")
-    return decoder, "ours, with MLX's operations: kernels for this device differ"
+    wanted = _many_logits(_decoder(weights, reference))
+    return _alike(
+        wanted,
+        lambda: _many_logits(_decoder(weights, ops, replays=replays)),
+        is_exact=is_exact,
+        share=share,
+    )
 
 
 def _alike(
@@ -151,67 +162,37 @@ def _nearly_equal(wanted: np.ndarray, got: np.ndarray) -> bool:
     return bool(np.linalg.norm(got - wanted) <= _EXACT_TOLERANCE * np.linalg.norm(wanted))
 
 
-def _logits(model: Any) -> list[np.ndarray]:
-    """Logits of short prompts and of steps of their rows in a batch; also of a verify block where rows can roll
-    back."""
-    found, starts = [], []
-    for row in _ROWS:
-        starts.append(kv.new_caches(model))
-        found.append(kv.prefill_row(model, starts[-1], row[:-1])[0])
-    if kv.can_merge(starts[0]):
-        batch = kv.KVBatch.merge(starts, [len(row) - 1 for row in _ROWS])
-        for width in (1, 2) if batch.can_roll_back else (1,):
-            found.append(_step(model, batch, _ROWS, width))
-    return _as_numpy(found)
-
-
-def _many_logits(model: Any) -> list[np.ndarray]:
-    """Logits of prompts and verify blocks of all sizes that use different kernels."""
-    found = []
+def _many_logits(decoder: DecoderModel) -> list[np.ndarray]:
+    """Logits of prompts, of verify blocks of all widths, and of a step of both, which use different kernels."""
+    runner = SlotRunner(decoder, _CONTEXT_TOKENS)
+    logits: list[np.ndarray] = []
     for tokens in _PROMPTS:
-        logits = kv.prefill_row(model, kv.new_caches(model), _prompt(tokens))[0]
-        found.append(logits[:: tokens // _PROMPT_LOGITS])
-    starts = []
-    for row in _ROWS:
-        starts.append(kv.new_caches(model))
-        mx.eval(kv.prefill_row(model, starts[-1], row[:-1]))
-    lengths = [len(row) - 1 for row in _ROWS]
-    batch = kv.KVBatch.merge(starts, lengths)
-    widths = _WIDTHS if batch.can_roll_back else (1, 1)
-    # The first step of a batch is not written in place.
-    for width in (1, *widths):
-        found.append(_step(model, batch, _ROWS, width))
-        mx.eval(found)
-        if width == WIDTH_MAX:
-            # The steps after it have gaps.
-            batch.roll_back([row * width // len(_ROWS) for row in range(len(_ROWS))])
-    found += _packed_step(model, batch, _ROWS)
-    return _as_numpy(found)
-
-
-def _prompt(tokens: int) -> list[int]:
-    return [1 + index % _PROMPT_LOGITS for index in range(tokens)]
-
-
-def _step(model: Any, batch: kv.KVBatch, rows: Sequence[Sequence[int]], width: int) -> mx.array:
-    """Logits [rows, vocab] of a step of `width` tokens a row, each row's last token repeated."""
-    inputs = mx.array([[row[-1]] * width for row in rows], dtype=mx.uint32)
-    logits: mx.array = model(inputs, cache=batch.begin_step(inputs))[:, -1]
-    batch.launch(logits)
+        prompt = [1 + index % _PROMPT_LOGITS for index in range(tokens)]
+        (row,) = rows_of([prompt])
+        row.cache = runner.open(tokens)
+        piece = RowPiece(row, 0, tokens, scored=(0, tokens))
+        (scored,) = runner.forward([piece], mx.array(prompt, mx.uint32), 1).scored
+        logits.append(np.array(scored[:: tokens // _PROMPT_LOGITS].astype(mx.float32)))
+        row.cache.close(is_finite=True)
+    logits += steps_of(runner, together=True, widths=_WIDTHS)
+    logits += _mixed_step(runner)
     return logits
 
 
-def _packed_step(model: Any, batch: kv.KVBatch, rows: Sequence[Sequence[int]]) -> list[mx.array]:
-    """Logits [rows, vocab] of a step of a batch and of a prompt in one call."""
-    inputs = mx.array([row[-1:] for row in rows], dtype=mx.uint32)
-    caches = kv.new_caches(model)
-    prompt = kv.begin_row_prefill(caches, _prompt(_PROMPTS[-1]))
-    segments = [Segment(inputs, batch.begin_step(inputs)), Segment(prompt, caches)]
-    found = [logits[:, -1] for logits in model.packed(segments)]
-    batch.launch(found)
-    return found
-
-
-def _as_numpy(found: Sequence[mx.array]) -> list[np.ndarray]:
-    mx.eval(found)
-    return [np.array(logits.astype(mx.float32)) for logits in found]
+def _mixed_step(runner: SlotRunner) -> list[np.ndarray]:
+    """Logits of a step of rows in decode and of a prompt."""
+    prompt = [1 + index % _PROMPT_LOGITS for index in range(_PROMPTS[-1])]
+    rows = rows_of([*ROWS, prompt])
+    pieces = []
+    for row in rows:
+        row.cache = runner.open(len(row.tokens))
+        is_prompt = row is rows[-1]
+        if not is_prompt:
+            before = RowPiece(row, 0, len(row.tokens) - 1)
+            mx.eval(runner.forward([before], mx.array(row.tokens[:-1], mx.uint32), 1).marker)
+        start = 0 if is_prompt else len(row.tokens) - 1
+        pieces.append(RowPiece(row, start, len(row.tokens) - start, samples=1))
+    tokens = [token for piece in pieces for token in piece.row.tokens[piece.start :]]
+    outputs = runner.forward(pieces, mx.array(tokens, mx.uint32), 1)
+    assert outputs.logits is not None
+    return list(np.array(outputs.logits.astype(mx.float32)))

@@ -1,136 +1,151 @@
-"""Probes a model's abilities when an engine opens.
+"""Probes a model of mlx-lm when an engine opens.
 
-Some of mlx-lm's models raise when rows are batched, and some treat padding as text. Each of them is still served: one
-row at a time, or only rows of one length in a prefill.
+Some of mlx-lm's models raise when rows are batched, or compute them wrongly. Each of them is still served, one row at a
+time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from zmqengine.engine import kv
+from zmqengine.engine.host.device_memory import padding_allowance
 from zmqengine.engine.host.rounding import differ_by_rounding
-from zmqengine.engine.row import Caches
+from zmqengine.engine.interface import RowRequest
+from zmqengine.engine.models import mlx_lm_caches as caches_of
+from zmqengine.engine.models.mlx_lm_blocks import MlxLmBlocks
+from zmqengine.engine.models.mlx_lm_runner import MlxLmRunner
+from zmqengine.engine.models.model_runner import ModelRunner, RowPiece
+from zmqengine.engine.row import Row
 
-# Three rows: a mask that is right for two by chance is not for three. Every vocabulary has these ids.
-_ROWS = [[1, 2, 3, 4, 5], [3, 2], [5, 1, 4]]
-_LENGTHS = [len(row) - 1 for row in _ROWS]
+# Three rows of unlike lengths: what is right for two by chance is not for three. Every vocabulary has these ids.
+ROWS = [[1, 2, 3, 4, 5], [3, 2], [5, 1, 4]]
 _MEASURED_TOKENS = 64
 
 
-@dataclass(frozen=True)
-class Abilities:
-    """Abilities of a model: the shape of its caches, and whether rows can share a call (`mergeable`), padded
-    (`paddable`).
+def open_runner(model: Any, parameter_bytes: int = 0) -> MlxLmRunner:
+    """The runner of a model of mlx-lm, by what it can do. Raises what the model raises for one row."""
+    caches = caches_of.new_caches(model)
+    mx.eval(model(mx.array([ROWS[0][:-1]]), cache=caches), caches_of.arrays(caches))
+    shape = caches_of.measure_caches(caches)
 
-    `layout`: how caches are cut into blocks of the prefix cache; None if they cannot be, for the `uncacheable_reason`.
-    A model that `widens` takes several tokens of each row in one call, and its rows can roll back by unlike counts.
-    """
+    padding_bytes_max = padding_allowance(parameter_bytes)
 
-    shape: kv.CacheShape
-    layout: kv.BlockLayout | None
-    uncacheable_reason: str
-    mergeable: bool
-    paddable: bool
-    widens: bool
-    read_bytes: float
+    def runner(*, batches: bool, blocks: MlxLmBlocks | None = None, reason: str = "") -> MlxLmRunner:
+        return MlxLmRunner(model, shape, blocks, reason, batches=batches, padding_bytes_max=padding_bytes_max)
 
-    def chunk_bytes(self, tokens: int) -> int:
-        """Transient bytes of a prefill of `tokens`, caches excluded, as measured for short contexts."""
-        return int(tokens * self.read_bytes)
-
-
-def probe(model: Any) -> Abilities:
-    """Run `model` on a few tokens, one row at a time and in a batch. Raises what it raises for one row."""
-    starts = [_read_alone(model, row[:-1]) for row in _ROWS]
-    mergeable = all(map(kv.can_merge, starts))
-    merged = kv.KVBatch.merge(starts, _LENGTHS) if mergeable else kv.KVBatch()
-    alone = [
-        _last_logits(model, [row[-1:]], kv.KVBatch(start, [len(row) - 1]))[0]
-        for row, start in zip(_ROWS, starts, strict=True)
-    ]
-    mergeable = mergeable and _agrees(model, lambda: merged, alone)
-    paddable = mergeable and _agrees(model, lambda: _read_padded(model), alone)
-    widens = mergeable and merged.can_roll_back and _agrees(model, lambda: _read_and_go_back(model), alone)
-    layout, uncacheable_reason = _layout(model, alone[0])
-    shape = kv.measure_caches(starts[0])
-    return Abilities(shape, layout, uncacheable_reason, mergeable, paddable, widens, _measure_reading(model))
-
-
-def _layout(model: Any, alone: np.ndarray) -> tuple[kv.BlockLayout | None, str]:
-    """The block layout, if restored caches give the logits `alone`; else None and the reason."""
-    row = _ROWS[0]
+    alone = steps_of(runner(batches=False), together=False)
+    batches = caches_of.can_merge(caches) and _agrees(
+        alone, lambda: steps_of(runner(batches=True), together=True)
+    )
+    blocks: MlxLmBlocks | None = None
+    reason = ""
     try:
-        caches = _read_alone(model, row[:-1])
-        layout = kv.BlockLayout(caches)
-        parts = layout.take(caches, 0, [2, len(row) - 1])
-        again = layout.build(model, parts, len(row) - 1, layout.take_state(caches))
-        kept = _last_logits(model, [row[-1:]], kv.KVBatch(again, [len(row) - 1]))[0]
+        blocks = MlxLmBlocks(model, caches)
+        restored = steps_of(runner(batches=False, blocks=blocks), together=False, restores=True)
+        if not all(map(differ_by_rounding, alone, restored)):
+            blocks, reason = None, "restored caches give other logits"
     except Exception as error:  # noqa: BLE001 - whatever it raises, it is not to be done
-        return None, f"{type(error).__name__}: {error}"
-    if not differ_by_rounding(alone, kept):
-        return None, "restored caches give other logits"
-    return layout, ""
+        blocks, reason = None, f"{type(error).__name__}: {error}"
+    return runner(batches=batches, blocks=blocks, reason=reason)
 
 
-def _measure_reading(model: Any) -> float:
-    """Transient bytes of a prefill for each token of a chunk, caches included."""
-    mx.synchronize()
-    mx.reset_peak_memory()
-    before = mx.get_active_memory()
-    caches = kv.new_caches(model)
-    kv.prefill_row(model, caches, [1] * _MEASURED_TOKENS)
-    mx.eval(kv.arrays(caches))
-    return max(0, mx.get_peak_memory() - before) / _MEASURED_TOKENS
-
-
-def _agrees(model: Any, read: Callable[[], kv.KVBatch], alone: list[np.ndarray]) -> bool:
-    """Whether a step of the batched rows, after `read`, gives the logits of each row alone."""
+def _agrees(alone: Sequence[np.ndarray], compute: Callable[[], Sequence[np.ndarray]]) -> bool:
     try:
-        together = _last_logits(model, [row[-1:] for row in _ROWS], read())
+        together = compute()
     except Exception:  # noqa: BLE001 - whatever it raises, it is not to be done
         return False
     return all(map(differ_by_rounding, alone, together))
 
 
-def _read_alone(model: Any, tokens: list[int]) -> Caches:
-    caches = kv.new_caches(model)
-    mx.eval(kv.prefill_row(model, caches, tokens))
-    return caches
+def rows_of(prompts: Sequence[Sequence[int]]) -> list[Row]:
+    """Rows with these prompts, for a runner alone."""
+    return [
+        Row(RowRequest(index, list(prompt), 99), 1 << 30, 1 << 20) for index, prompt in enumerate(prompts)
+    ]
 
 
-def _read_padded(model: Any) -> kv.KVBatch:
-    batch = kv.KVBatch.merge([kv.new_caches(model) for _ in _ROWS], [0] * len(_ROWS))
-    model(batch.begin_prefill([row[:-1] for row in _ROWS]), cache=batch.caches)
-    batch.end_prefill()
-    return batch
+def steps_of(
+    runner: ModelRunner,
+    *,
+    together: bool,
+    restores: bool = False,
+    widths: Sequence[int] = (1, 1),
+    prompts: Sequence[Sequence[int]] = ROWS,
+) -> list[np.ndarray]:
+    """Logits [tokens, vocab] of each row in steps of these `widths`, after prefills of all but the last tokens.
+
+    Every step reads the last token of a row, and again what the steps before have read. With `restores` caches are
+    rebuilt from blocks after the prefill.
+    """
+    rows = rows_of(prompts)
+    try:
+        for row in rows:
+            row.cache = runner.open(len(row.tokens))
+            tokens = row.tokens[:-1]
+            mx.eval(runner.forward([RowPiece(row, 0, len(tokens))], mx.array(tokens, mx.uint32), 1).marker)
+            row.computed_tokens = len(tokens)
+            if restores:
+                blocks = runner.blocks
+                assert blocks is not None
+                half = max(1, len(tokens) // 2)
+                cuts = [half, len(tokens)] if half < len(tokens) else [len(tokens)]
+                parts, state = blocks.take(row.cache, 0, cuts), blocks.take_state(row.cache)
+                mx.eval(parts)
+                row.cache.close(is_finite=False)
+                row.cache = runner.restore(parts, len(tokens), state, len(row.tokens))
+        logits: list[np.ndarray] = []
+        for width in widths:
+            batches = [rows] if together else [[row] for row in rows]
+            for batch in batches:
+                logits += _step(runner, batch, width)
+        return logits
+    finally:
+        for row in rows:
+            if row.cache is not None:
+                row.cache.close(is_finite=False)
 
 
-def _read_and_go_back(model: Any) -> kv.KVBatch:
-    """Batched caches of all rows without their last tokens, after a rollback of further tokens."""
-    batch = kv.KVBatch.merge([_read_alone(model, row[:-1]) for row in _ROWS], _LENGTHS)
-    _step(model, [[7, 6, 5], [*_ROWS[1][-1:], 9, 8], [4, 4, 4]], batch)
-    batch.roll_back([3, 2, 3])
-    # The longest row rolls back alone: then the others have gaps.
-    _step(model, [[8], [8], [8]], batch)
-    batch.roll_back([1, 2, 1])
-    return batch
+def _step(runner: ModelRunner, rows: Sequence[Row], width: int) -> list[np.ndarray]:
+    """Logits [width, vocab] of each row, whose first token counts as computed."""
+    pieces, tokens = [], []
+    for row in rows:
+        pieces.append(RowPiece(row, row.computed_tokens, width, samples=width))
+        tokens += [row.tokens[-1], *range(6, 5 + width)]
+    outputs = runner.forward(pieces, mx.array(tokens, mx.uint32), width)
+    assert outputs.logits is not None
+    for row in rows:
+        row.computed_tokens += 1
+    return list(np.array(outputs.logits.astype(mx.float32)))
 
 
-def _last_logits(model: Any, rows: list[list[int]], batch: kv.KVBatch) -> np.ndarray:
-    logits = _step(model, rows, batch)[:, -1, :].astype(mx.float32)
-    mx.eval(logits, kv.arrays(batch.caches))
-    return np.array(logits)
+def bytes_per_token(runner: ModelRunner) -> float:
+    """Transient bytes of a forward pass for each token, KV cache included, as measured for a short prompt."""
+    mx.synchronize()
+    row = rows_of([[1] * _MEASURED_TOKENS])[0]
+    row.cache = runner.open(_MEASURED_TOKENS)
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    outputs = runner.forward([RowPiece(row, 0, _MEASURED_TOKENS)], mx.array(row.tokens, mx.uint32), 1)
+    mx.eval(outputs.marker, list(outputs.started))
+    peak = mx.get_peak_memory()
+    row.cache.close(is_finite=False)
+    return max(0, peak - before) / _MEASURED_TOKENS
 
 
-def _step(model: Any, rows: list[list[int]], batch: kv.KVBatch) -> mx.array:
-    inputs = mx.array(rows, dtype=mx.uint32)
-    logits: mx.array = model(inputs, cache=batch.begin_step(inputs))
-    # A layer that is written in place may be written again only once what reads it was started.
-    batch.launch(logits)
-    return logits
+def hidden_width(runner: ModelRunner) -> int:
+    """Floats of a last hidden state; 0 if the model does not give them."""
+    (row,) = rows_of([[0, 0]])
+    row.cache = runner.open(2)
+    try:
+        (hidden,) = runner.forward([RowPiece(row, 0, 2, pooled=True)], mx.array([0, 0], mx.uint32), 1).hidden
+        mx.eval(hidden)
+        tokens, width = hidden.shape
+    except Exception:  # noqa: BLE001 - models are written in many ways; one without hidden states only generates
+        return 0
+    finally:
+        row.cache.close(is_finite=False)
+    return int(width) if tokens == 2 else 0

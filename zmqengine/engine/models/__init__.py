@@ -1,11 +1,17 @@
-"""Models: the decoder family's own forward pass, and the border to mlx-lm.
+"""Models: our own decoder, and the border to mlx-lm.
 
-mlx_lm.py       everything that is imported from mlx-lm
-decoder_weights.py      weights of the family, read from the model that mlx-lm has loaded
-ops.py          operations of a layer, behind one object; MLX's on every device
-cpu_ops.py      those of a CPU; step_ops.py those of its decode steps
-cpu_math.py     exp and activations for CPUs
-decoder.py      the forward pass, of a rectangle of tokens or of the segments of a packed step
-tree.py         weights as a list of arrays, and back
-few_sizes.py    sizes of arrays rounded up, for traces and freed buffers
+decoder.py          the forward pass: embed, then attention and MLP of each layer, then the last norm
+attention.py        attention over slots, by MLX's operations
+ops.py              operations of a layer: all that a back-end replaces
+decoder_weights.py  weights of the family, read from the model that mlx-lm has loaded
+model_runner.py     the contract between the step and a model with the caches of its rows:
+slot_runner.py      our decoder on slots
+mlx_lm_runner.py    mlx-lm's own code on mlx-lm's caches: mlx_lm_caches.py, and their blocks, mlx_lm_blocks.py
+positions.py        three positions of a token, for models that see
+mlx_lm.py           everything that is imported from mlx-lm
+cpu_math.py         exp and activations for CPUs
+arrays.py           a checkpoint's arrays under the names of our modules
+trunk.py            a language model of mlx-lm without its head
+tree.py             weights as a list of arrays, and back
+few_sizes.py        sizes of arrays rounded up, for traces and freed buffers
 """

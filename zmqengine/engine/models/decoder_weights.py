@@ -87,7 +87,7 @@ class RotaryEmbedding(NamedTuple):
 
 
 class QueryKeyNorms(NamedTuple):
-    """RMS norms of each head of queries and keys, [dim]; `both` are [heads + key heads, 1, dim]."""
+    """RMS norms of each head of queries and keys, [dim]; `both` are [heads + key heads, dim]."""
 
     queries: mx.array
     keys: mx.array
@@ -221,7 +221,7 @@ def _layer(layer: Any, window: int | None, *, in_columns: bool) -> Layer:
     norms = None
     if "q_norm" in attention:
         queries, keys = attention.q_norm.weight, attention.k_norm.weight
-        both = mx.concatenate([mx.tile(queries, (heads, 1)), mx.tile(keys, (key_heads, 1))])[:, None]
+        both = mx.concatenate([mx.tile(queries, (heads, 1)), mx.tile(keys, (key_heads, 1))])
         mx.eval(both)
         norms = QueryKeyNorms(queries, keys, both, attention.q_norm.eps)
     return Layer(

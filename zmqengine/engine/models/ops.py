@@ -1,73 +1,27 @@
 """Operations of a decoder layer, behind one object that is chosen when the engine opens.
 
 Hidden states are [tokens, dim], whatever the number of rows: only attention distinguishes rows. `PlainOps` runs on
-every device, by documented MLX calls; `cuda.cuda_ops` has the implementation for CUDA.
+every device, by documented MLX calls; `cuda/cuda_ops.py` has kernels for CUDA, `cpu/numpy_ops.py` NumPy for a CPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import mlx.core as mx
+import numpy as np
 from mlx.nn.layers.activations import silu
 
-from zmqengine.engine.models.decoder_weights import DecoderWeights, Experts, Gated, HeadShape, Linear, Norm
-from zmqengine.engine.models.mlx_lm import KVCache
+from zmqengine.engine.kv.slots import MlxStorage, SlotStorage
+from zmqengine.engine.models.attention import MlxAttention, SlotAttention
+from zmqengine.engine.models.decoder_weights import Experts, Gated, HeadShape, Linear, Norm
+from zmqengine.engine.models.few_sizes import few_sizes
 
 Product = Callable[[mx.array, Linear], mx.array]
 QKV = Sequence[mx.array]
-"""Queries, keys and values, or arrays from which `Ops.attend` computes them."""
-
-
-class StepAttention(NamedTuple):
-    """The attention of a step: the arguments that the traces of the layers take for it.
-
-    `kind`: constants of a trace other than array shapes, such as numbers of thread blocks; never None. `shared`: arrays
-    that every layer takes before its own, which are in `layers`. `wrote`: for each layer, to be called with an array
-    that depends on its attention; returns whether the device should start on that array.
-    """
-
-    kind: Hashable
-    shared: list[mx.array]
-    layers: Sequence[list[mx.array]]
-    wrote: Sequence[Callable[[mx.array], bool]]
-
-
-class TracedAttention(Protocol):
-    """Attention inside the traces of a model's layers; it writes the keys and values of a layer in place."""
-
-    def step(self, caches: Sequence[Any], width: int, offset: mx.array) -> StepAttention | None:
-        """The attention of a step that was begun; None where a layer is not written in place. `offset`: position of
-        each row's first token."""
-        ...
-
-    def examples(self, rows: int, width: int) -> Sequence[StepAttention]:
-        """A step of every kind, to trace it before there is one."""
-        ...
-
-    def attend(self, kind: Any, heads: HeadShape, product: mx.array, *arrays: mx.array) -> mx.array:
-        """Write keys and values of a layer, and attend: takes the layer's product [tokens, outputs] and its arrays,
-        returns [tokens, heads * dim]. It depends on nothing else."""
-        ...
-
-
-class PackedAttention(Protocol):
-    """`TracedAttention` of all segments of a packed step together."""
-
-    def step(
-        self, segments: Sequence[tuple[list[Any], int | Sequence[int]]], tokens: int
-    ) -> StepAttention | None:
-        """The attention of a step of these segments, padded to `tokens`; None where each segment attends on its own.
-
-        A segment is its caches and its width, or the lengths of texts that are side by side in its row.
-        """
-        ...
-
-    def attend(self, kind: Any, heads: HeadShape, product: mx.array, *arrays: mx.array) -> mx.array:
-        """See `TracedAttention`; zeros for padding."""
-        ...
+"""Queries, keys and values, or what `Ops.attention` takes in their place."""
 
 
 # mlx-lm's threshold: for fewer (token, expert) pairs, sorting them costs more than it saves.
@@ -77,86 +31,62 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
 
 
 class Ops(Protocol):
-    """Operations of a decoder layer on one device."""
+    """Operations of a decoder layer on one device: all that a back-end may replace, but for the draw.
 
-    traces_packed: bool
-    """Whether what lies between two attentions of a packed step is traced: where `padded` has few results."""
+    Arrays are MLX's, or those that `array` makes.
+    """
+
+    on_mlx: bool
+    """Whether arrays are MLX's."""
     quantised_rows_max: int
     """Maximum rows of MLX's own product with quantised weights; for more they are dequantised."""
-    in_columns: bool
-    """Whether products read weights fastest where those of an output are a column in memory."""
 
-    def new_cache(self) -> Any:
-        """An empty cache of a row for a layer that attends to all tokens."""
-        ...
-
-    def make_room(self, layers: Sequence[HeadShape], caches: Sequence[Any], width: int) -> None:
-        """Let the caches of one row have room for `width` more columns, one for each of `layers`, before the first
-        of them attends."""
+    def array(self, numbers: np.ndarray) -> Any:
+        """An array for the other methods."""
         ...
 
     def padded(self, tokens: int) -> int:
-        """Tokens that a packed step of `tokens` is padded to, so that products and buffers have few sizes."""
+        """Tokens that a step of `tokens` is padded to, so that products and buffers have few sizes."""
         ...
 
-    def concatenate(self, arrays: Sequence[mx.array]) -> mx.array:
-        """Arrays of several segments, [tokens, ...], as one."""
+    def embed(self, tokens: Any, embedding: Linear) -> Any:
+        """Hidden states [tokens, dim] of `tokens` [tokens]."""
         ...
 
-    def embed(self, tokens: mx.array, embedding: Linear) -> mx.array:
-        """Hidden states of `tokens` [tokens]."""
-        ...
-
-    def norm(self, hidden: mx.array, norm: Norm) -> mx.array:
+    def norm(self, hidden: Any, norm: Norm) -> Any:
         """RMS norm of `hidden`."""
         ...
 
-    def add_and_norm(self, hidden: mx.array, added: mx.array, norm: Norm) -> tuple[mx.array, mx.array]:
+    def add_and_norm(self, hidden: Any, added: Any, norm: Norm) -> tuple[Any, Any]:
         """The sum of `hidden` and `added`, and that sum after an RMS norm."""
         ...
 
-    def product(self, inputs: mx.array, *linears: Linear) -> mx.array:
+    def product(self, inputs: Any, *linears: Linear) -> Any:
         """The outputs of `linears`, concatenated, [tokens, outputs]."""
         ...
 
-    def mlp(self, inputs: mx.array, mlp: Gated | Experts) -> mx.array:
+    def mlp(self, inputs: Any, mlp: Gated | Experts) -> Any:
         """The output of an MLP, [tokens, dim]."""
         ...
 
-    def rotate(self, product: mx.array, heads: HeadShape, offset: mx.array | int, rows: int) -> QKV:
-        """Split the fused product into queries, keys and values of `rows` of equal width, and rotate them by their
-        positions (RoPE). `offset`: position of each row's first token.
-
-        A flat list of decode tokens is one row for each token.
-        """
+    def rotate(self, product: Any, heads: HeadShape, positions: Any) -> QKV:
+        """Queries, keys and values [tokens, heads, dim] of a layer's joined product, normed where the model does, and
+        rotated by `positions` [tokens] (RoPE); or what `attention` takes in their place."""
         ...
 
-    def mask(self, cache: Any, width: int, window: int | None) -> Any:
-        """The columns visible to each of `width` tokens of a row: a mask, or a description that `attend` takes in its
-        place."""
+    def turn(self, product: Any, heads: HeadShape, angles: tuple[mx.array, mx.array]) -> QKV:
+        """`rotate` by cosines and sines [tokens, 1, pairs], for tokens with three positions."""
         ...
 
-    def attend(self, qkv: QKV, heads: HeadShape, offset: mx.array | int, cache: Any, mask: Any) -> mx.array:
-        """Write keys and values into the cache of a layer, and attend; returns [rows, heads, width, dim]."""
+    def attention(self, heads: Sequence[HeadShape]) -> SlotAttention:
+        """Attention of these layers."""
         ...
 
-    def attend_lazily(
-        self, qkv: QKV, heads: HeadShape, offset: mx.array | int, cache: Any, mask: Any
-    ) -> mx.array:
-        """`attend` whose output is computed only if it is used."""
+    def storage(self) -> SlotStorage:
+        """Arrays of slots for that attention."""
         ...
 
-    def traced_attention(self, layers: Sequence[HeadShape]) -> TracedAttention | None:
-        """Attention inside the traces of these layers; None where a trace cannot contain it."""
-        ...
-
-    def packed_attention(self, layers: Sequence[HeadShape]) -> PackedAttention | None:
-        """The attention of packed steps of these layers; None where each segment attends on its own."""
-        ...
-
-    def step_ops(self, weights: DecoderWeights) -> Ops | None:
-        """Operations that compute decode steps at once, on arrays that are not MLX's; None where steps are traced."""
-        ...
+    # --- kernel variants, for autotune ---
 
     def variants(self, linear: Linear, rows: int) -> Mapping[str, Product]:
         """Kernel variants of the product for `rows` rows, by name. The first is the reference; others may be faster."""
@@ -183,30 +113,23 @@ class PlainOps:
     """`Ops` by documented MLX calls.
 
     Above `quantised_rows_max` rows, quantised weights are dequantised before a product: MLX would compile a kernel
-    first.
+    first. `attention_is_fused`: as in `MlxAttention`.
     """
 
-    traces_packed = False
-    in_columns = False
+    on_mlx = True
 
-    def __init__(self, quantised_rows_max: int = 1 << 30) -> None:
+    def __init__(self, quantised_rows_max: int = 1 << 30, *, attention_is_fused: bool = True) -> None:
         self.quantised_rows_max = quantised_rows_max
+        self._attention_is_fused = attention_is_fused
         self._chosen: dict[object, list[tuple[int, str]]] = {}
 
-    def new_cache(self) -> Any:
+    def array(self, numbers: np.ndarray) -> mx.array:
         """See `Ops`."""
-        return KVCache()  # type: ignore[no-untyped-call]
-
-    def make_room(self, layers: Sequence[HeadShape], caches: Sequence[Any], width: int) -> None:
-        """See `Ops`. The caches grow by themselves."""
+        return mx.array(numbers)
 
     def padded(self, tokens: int) -> int:
-        """See `Ops`."""
-        return tokens
-
-    def concatenate(self, arrays: Sequence[mx.array]) -> mx.array:
-        """See `Ops`."""
-        return mx.concatenate(list(arrays))
+        """See `Ops`. One of four sizes between two powers of two: traces and buffers have few shapes."""
+        return few_sizes(tokens)
 
     def embed(self, tokens: mx.array, embedding: Linear) -> mx.array:
         """See `Ops`."""
@@ -244,50 +167,37 @@ class PlainOps:
         gate, up = mx.split(self.product(inputs, *gate_up), 2, axis=-1)
         return swiglu(gate, up)
 
-    def rotate(self, product: mx.array, heads: HeadShape, offset: mx.array | int, rows: int) -> QKV:
+    def rotate(self, product: mx.array, heads: HeadShape, positions: mx.array) -> QKV:
         """See `Ops`."""
         count, rotation = heads.heads, heads.rotation
-        rotated, values = _normed_heads(product, heads, rows)
+        rotated, values = _normed_heads(product, heads)
         if rotation.factor != 1.0:
             rotated = rotated.at[..., : rotation.dims].multiply(rotation.factor)
+        # To MLX's rotation each token is a row of one token, at a position of its own.
         rotated = mx.fast.rope(
-            rotated,
+            rotated[:, :, None],
             rotation.dims,
             traditional=rotation.traditional,
             base=rotation.base,
             scale=rotation.scale,
-            offset=offset,
+            offset=positions,
             freqs=rotation.freqs,
-        )
+        )[:, :, 0]
         return rotated[:, :count], rotated[:, count:], values
 
-    def mask(self, cache: Any, width: int, window: int | None) -> Any:
-        """See `Ops`. As mlx-lm's `create_attention_mask`."""
-        return cache.make_mask(width, return_array=False, window_size=window)
-
-    def attend(self, qkv: QKV, heads: HeadShape, offset: mx.array | int, cache: Any, mask: Any) -> mx.array:
+    def turn(self, product: mx.array, heads: HeadShape, angles: tuple[mx.array, mx.array]) -> QKV:
         """See `Ops`."""
-        queries, keys, values = qkv
-        keys, values = cache.update_and_fetch(keys, values)
-        return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=heads.scale, mask=mask)
+        normed, values = _normed_heads(product, heads)
+        rotated = turned(normed, angles)
+        return rotated[:, : heads.heads], rotated[:, heads.heads :], values
 
-    def attend_lazily(
-        self, qkv: QKV, heads: HeadShape, offset: mx.array | int, cache: Any, mask: Any
-    ) -> mx.array:
+    def attention(self, heads: Sequence[HeadShape]) -> SlotAttention:
         """See `Ops`."""
-        return self.attend(qkv, heads, offset, cache, mask)
+        return MlxAttention(heads, is_fused=self._attention_is_fused)
 
-    def traced_attention(self, layers: Sequence[HeadShape]) -> TracedAttention | None:
-        """None: MLX has no call that writes in place."""
-        return None
-
-    def packed_attention(self, layers: Sequence[HeadShape]) -> PackedAttention | None:
-        """None: a call for each segment."""
-        return None
-
-    def step_ops(self, weights: DecoderWeights) -> Ops | None:
-        """None: steps are traced."""
-        return None
+    def storage(self) -> SlotStorage:
+        """See `Ops`."""
+        return MlxStorage()
 
     def variants(self, linear: Linear, rows: int) -> Mapping[str, Product]:
         """See `Ops`."""
@@ -336,16 +246,9 @@ class PlainOps:
         return (found * shares[..., None]).sum(axis=-2).astype(found.dtype)
 
 
-def rotate_by(product: mx.array, heads: HeadShape, angles: tuple[mx.array, mx.array], rows: int) -> QKV:
-    """Queries, keys and values as `PlainOps.rotate`, by cosines and sines [rows, 1, width, pairs]."""
-    normed, values = _normed_heads(product, heads, rows)
-    rotated = turned(normed, angles)
-    return rotated[:, : heads.heads], rotated[:, heads.heads :], values
-
-
 def turned(states: mx.array, angles: tuple[mx.array, mx.array]) -> mx.array:
-    """Heads [rows, heads, width, dim] turned by cosines and sines [rows, 1, width, pairs], of the first 2 pairs
-    dimensions number i with i + pairs, in float32."""
+    """Heads [..., dim] turned by cosines and sines [..., pairs], which broadcast, in float32: of the first 2 pairs
+    dimensions number i with i + pairs."""
     cos, sin = angles
     dims = 2 * cos.shape[-1]
     first, second = mx.split(states[..., :dims].astype(mx.float32), 2, axis=-1)
@@ -354,10 +257,10 @@ def turned(states: mx.array, angles: tuple[mx.array, mx.array]) -> mx.array:
     return made if dims == states.shape[-1] else mx.concatenate([made, states[..., dims:]], axis=-1)
 
 
-def _normed_heads(product: mx.array, heads: HeadShape, rows: int) -> tuple[mx.array, mx.array]:
-    """Queries and keys together, normed where the model does, and values: [rows, heads, width, dim]."""
+def _normed_heads(product: mx.array, heads: HeadShape) -> tuple[mx.array, mx.array]:
+    """Queries and keys together, normed where the model does, and values: [tokens, heads, dim]."""
     rotated_count = heads.heads + heads.key_heads
-    every = product.reshape(rows, -1, rotated_count + heads.key_heads, heads.dim).transpose(0, 2, 1, 3)
+    every = product.reshape(product.shape[0], rotated_count + heads.key_heads, heads.dim)
     rotated, values = every[:, :rotated_count], every[:, rotated_count:]
     if heads.norms is not None:
         rotated = mx.fast.rms_norm(rotated, None, heads.norms.eps) * heads.norms.both

@@ -34,7 +34,7 @@ def axes_of(text: dict[str, Any], *, is_interleaved: bool) -> Axes | None:
 
 
 def angles(positions: mx.array, axes: Axes, rotation: RotaryEmbedding) -> tuple[mx.array, mx.array]:
-    """Cosines and sines [rows, 1, width, pairs] of positions [3, rows, width]."""
+    """Cosines and sines [..., 1, pairs] of positions [3, ...]."""
     dims = rotation.dims
     if rotation.freqs is None:
         assert rotation.base is not None, "a rotation has a base or frequencies"
@@ -42,7 +42,7 @@ def angles(positions: mx.array, axes: Axes, rotation: RotaryEmbedding) -> tuple[
     else:
         speeds = 1 / rotation.freqs
     chosen = positions[mx.array(axes)].astype(mx.float32) * rotation.scale
-    turned = chosen.transpose(1, 2, 0)[:, None] * speeds
+    turned = mx.moveaxis(chosen, 0, -1)[..., None, :] * speeds
     return mx.cos(turned), mx.sin(turned)
 
 
@@ -72,8 +72,12 @@ class CallPositions:
 
     @contextmanager
     def within(self, positions: mx.array | None, shift: mx.array | None) -> Iterator[None]:
-        """The positions and the shift of a call, as in `models.segment.Segment`."""
-        self._angles = None if positions is None else angles(positions, self._axes, self._rotation)
+        """The positions [3, rows, tokens] of a call, and how far its rows' are ahead of their tokens, [rows]."""
+        self._angles = None
+        if positions is not None:
+            cosines, sines = angles(positions, self._axes, self._rotation)
+            # Heads come before tokens here.
+            self._angles = cosines.swapaxes(1, 2), sines.swapaxes(1, 2)
         self._shift = shift
         try:
             yield

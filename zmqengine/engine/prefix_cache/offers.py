@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from zmqengine.engine import kv
+from zmqengine.engine.kv.block_layout import BlockLayout
 from zmqengine.engine.prefix_cache.block import BLOCK_TOKENS, Checkpoint, StoredBlock
 from zmqengine.engine.row import Row
 
@@ -46,20 +46,19 @@ def make_offer(
     begin: int,
     end: int,
     keys: Sequence[bytes],
-    layout: kv.BlockLayout,
-    source: kv.Source,
+    layout: BlockLayout,
 ) -> Offer:
     """Copy tokens `begin` to `end` of a row as blocks; `begin` starts a block, `keys[0]` is the salt."""
     first = begin // BLOCK_TOKENS
     starts = list(range(first * BLOCK_TOKENS, end, BLOCK_TOKENS)) if end > begin else []
     ends = [min(start + BLOCK_TOKENS, end) for start in starts]
     ids = row.named(end)
-    parts = layout.take(source, begin, ends)
+    parts = layout.take(row.cache, begin, ends)
     blocks = [
         StoredBlock(keys[number + 1], keys[number], start, ids[start:stop], tuple(arrays))
         for number, (start, stop, arrays) in enumerate(zip(starts, ends, parts, strict=True), first)
     ]
-    state = layout.take_state(source)
+    state = layout.take_state(row.cache)
     return Offer(
         row=row.id,
         tokens=ids,

@@ -4,27 +4,37 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from zmqengine.engine import kv
-from zmqengine.engine.row import Caches, Row, SampledToken
+from zmqengine.engine.row import Row, SampledToken
 
 
 @dataclass(frozen=True, eq=False)
 class ParkedRow:
-    """Caches of the first `computed_tokens` of a preempted row, and its next token if it was sampled already."""
+    """The cache of the first `computed_tokens` of a preempted row, and its next token if it was sampled already."""
 
     row: Row
-    caches: Caches
+    cache: Any
     computed_tokens: int
     sampled: SampledToken | None
     bytes: int
 
     @classmethod
-    def of(cls, row: Row, caches: Caches, sampled: SampledToken | None = None) -> ParkedRow:
-        """Park `row` as it leaves the batch."""
-        return cls(row, caches, row.computed_tokens, sampled, kv.byte_count(caches))
+    def of(cls, row: Row, sampled: SampledToken | None = None) -> ParkedRow:
+        """Park `row` with its cache."""
+        row.cache.park()
+        return cls(row, row.cache, row.computed_tokens, sampled, row.cache.bytes)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether a finite logit was computed from the cache."""
+        return self.sampled is not None or self.row.is_finite
+
+    def drop(self) -> None:
+        """Free the cache."""
+        self.cache.close(is_finite=self.is_finite)
 
     @property
     def reusable(self) -> int:
@@ -75,9 +85,11 @@ class ParkedRows:
     def trim(self, bytes_max: int) -> None:
         """Drop the oldest rows until the others fit in `bytes_max`."""
         while self._rows and self.bytes > bytes_max:
-            self.pop(next(iter(self._rows)))
+            parked = self.pop(next(iter(self._rows)))
+            assert parked is not None
+            parked.drop()
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Forget everything; the caches of all rows are gone."""
         self._rows.clear()
         self.bytes = 0

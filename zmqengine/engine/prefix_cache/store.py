@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from zmqengine.engine import kv
+from zmqengine.engine.kv.block_layout import BlockLayout, all_finite
 from zmqengine.engine.prefix_cache.block import (
     BLOCK_TOKENS,
     PREFIX_TOKENS_MIN,
@@ -25,7 +25,7 @@ from zmqengine.engine.prefix_cache.block_pool import BlockPool
 from zmqengine.engine.prefix_cache.index import Match, Node
 from zmqengine.engine.prefix_cache.offers import Offer, make_offer
 from zmqengine.engine.prefix_cache.parked_rows import ParkedRow, ParkedRows
-from zmqengine.engine.row import Caches, Row
+from zmqengine.engine.row import Row
 
 BUFFERS_MAX = 300_000
 """Arrays of all blocks. Metal takes 499,000 buffers of a process, freed ones that MLX keeps included
@@ -38,13 +38,13 @@ _TOKEN_BYTES = 4
 
 
 class Hit(NamedTuple):
-    """New caches of one row that hold its first `tokens`. `known` of its tokens are cached, usable or not.
+    """A new cache of one row that holds its first `tokens`. `known` of its tokens are cached, usable or not.
 
     `differs`: cached tokens that differ from the prompt's after `known`, if there are any.
     """
 
     tokens: int
-    caches: Caches | None
+    cache: Any
     known: int
     differs: np.ndarray | None
 
@@ -52,13 +52,18 @@ class Hit(NamedTuple):
 class PrefixCache:
     """Blocks of prompts and outputs, blocks on offer and caches of preempted rows, in `bytes_max` together.
 
-    Without a `layout` only preempted rows are kept. `facts` and the scope of a row make the salt of its chain. Memory
-    is freed in this order: evictable blocks by worth, offers, blocks held for requests, pinned blocks, preempted rows.
+    Without a `layout` only preempted rows are kept. `restore` is that of the runner. `facts` and the scope of a row
+    make the salt of its chain. Memory is freed in this order: evictable blocks by worth, offers, blocks held for
+    requests, pinned blocks, preempted rows.
     `counts`: events since the start, for `status`.
     """
 
     def __init__(
-        self, model: Any, layout: kv.BlockLayout | None, bytes_max: int, facts: Mapping[str, str]
+        self,
+        layout: BlockLayout | None,
+        restore: Callable[..., Any],
+        bytes_max: int,
+        facts: Mapping[str, str],
     ) -> None:
         self.bytes_max = self._bytes_most = bytes_max
         self.pool = BlockPool(cut_anywhere=layout is not None and layout.is_cut_anywhere)
@@ -68,7 +73,7 @@ class PrefixCache:
             lambda scope: salt_of(**facts, scope=scope)
         )
         """Root of the chain for prompts in a scope."""
-        self._model = model
+        self._restore = restore
         self._layout = layout
         # The oldest first.
         self._offers: dict[Offer, None] = {}
@@ -106,14 +111,14 @@ class PrefixCache:
         return longest
 
     def fetch(self, row: Row) -> Hit:
-        """Build caches of the longest cached prefix of a row, without the token whose logits are the first it needs."""
+        """A cache of the longest cached prefix of a row, without the token whose logits are the first it needs."""
         match = self._match(row, row.first_forced - 1)
         nodes, length = self.pool.usable(match)
         hit = Hit(0, None, match.tokens, match.differs)
         if self._layout is not None and length >= PREFIX_TOKENS_MIN:
             parts = [node.block.arrays for node in nodes]
-            caches = self._layout.build(self._model, parts, length, nodes[-1].block.checkpoint)
-            hit = hit._replace(tokens=length, caches=caches)
+            cache = self._restore(parts, length, nodes[-1].block.checkpoint, len(row.tokens))
+            hit = hit._replace(tokens=length, cache=cache)
             self.pool.use(nodes)
             self._count_hit(nodes, length)
         if row.is_pinned and match.nodes and match.tokens == row.first_forced - 1:
@@ -129,11 +134,10 @@ class PrefixCache:
 
     # --- offer -> valid ---
 
-    def offer(self, row: Row, source: kv.Source) -> Offer | None:
+    def offer(self, row: Row) -> Offer | None:
         """Copy the tokens of `row` that are not cached, for `accept` or `withdraw`; None if they do not fit.
 
-        `source`: the caches of the row alone, whose copies `settle` must start; or the row in its batch, which starts
-        them.
+        `settle` must follow before the row's cache is written again.
         """
         layout = self._layout
         assert layout is not None, "`wants` was not asked"
@@ -150,12 +154,11 @@ class PrefixCache:
         if end < row.computed_tokens and (end == begin or self.keeps_states):
             self.counts["refused_too_long"] += 1
             return None
-        offer = make_offer(row, begin, end, [self.salt(row.scope), *keys], layout, source)
+        offer = make_offer(row, begin, end, [self.salt(row.scope), *keys], layout)
         if offer.bytes > self.bytes_max - self.parked.bytes:
             self.counts["refused_too_long"] += 1
             return None
-        if not isinstance(source, kv.BatchRow):
-            self._unsettled += offer.arrays()
+        self._unsettled += offer.arrays()
         self._offers[offer] = None
         self._make_room()
         return offer
@@ -185,7 +188,7 @@ class PrefixCache:
         is_valid = True
         for offer in row.offers:
             # Blocks after an invalid one were computed from it.
-            is_valid = is_valid and offer in self._offers and kv.all_finite(offer.arrays())
+            is_valid = is_valid and offer in self._offers and all_finite(offer.arrays())
             if is_valid:
                 self.accept(offer)
             else:
@@ -230,10 +233,10 @@ class PrefixCache:
     # --- preempted rows ---
 
     def park(self, parked: ParkedRow) -> int:
-        """Keep a row until it resumes; returns how many tokens it keeps. The caller must `settle` afterwards."""
+        """Keep a row until it resumes; returns how many tokens it keeps."""
         if parked.bytes > self.bytes_max:
+            parked.drop()
             return 0
-        self._unsettled += kv.arrays(parked.caches)
         self.parked.add(parked)
         self._make_room()
         return parked.reusable
@@ -241,17 +244,22 @@ class PrefixCache:
     def forget(self, row_id: int) -> None:
         """Turn a parked row that will not resume into blocks. The caller must `settle` afterwards."""
         parked = self.parked.pop(row_id)
-        # Without a token sampled from them, its caches may hold NaN.
-        if parked is not None and parked.sampled is not None and self.wants(parked.row):
-            self.accept(self.offer(parked.row, parked.caches))
+        if parked is None:
+            return
+        # Without a logit, its cache may hold NaN.
+        if parked.is_finite and self.wants(parked.row):
+            self.accept(self.offer(parked.row))
+        parked.drop()
 
     # --- memory ---
 
-    def settle(self) -> None:
-        """Start computing the copies, so that no block keeps a whole batch alive, or is lazy in another thread."""
-        if self._unsettled:
-            kv.start(self._unsettled)
-            self._unsettled = []
+    def settle(self) -> list[mx.array]:
+        """Start computing the copies, so that no block keeps other arrays alive, or is lazy in another thread; returns
+        them."""
+        copies, self._unsettled = self._unsettled, []
+        if copies:
+            mx.async_eval(copies)  # type: ignore[no-untyped-call]
+        return copies
 
     def limit(self, bytes_max: int) -> int:
         """Lower or raise `bytes_max`, up to the first one; returns the bytes freed."""
@@ -290,7 +298,7 @@ class PrefixCache:
                 return False
         return True
 
-    def _tokens_max(self, layout: kv.BlockLayout) -> int:
+    def _tokens_max(self, layout: BlockLayout) -> int:
         return max(0, self.bytes_max - self.parked.bytes) // (layout.token_bytes + _TOKEN_BYTES)
 
     def _drop_offer(self, offer: Offer) -> bool:

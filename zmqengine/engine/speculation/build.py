@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from zmqengine.engine.host.device_memory import logits_allowance, padding_allowance
-from zmqengine.engine.kv import PLAIN, KVKernels
+from zmqengine.engine.host.device_memory import logits_allowance
 from zmqengine.engine.load.loader import LoadedModel
-from zmqengine.engine.load.probe import probe
+from zmqengine.engine.models.model_runner import ModelRunner
 from zmqengine.engine.options import Speculate
 from zmqengine.engine.sampling.draw import PLAIN_DRAW, Draw
 from zmqengine.engine.speculation.costs import WidthCosts
@@ -47,26 +46,15 @@ def open_speculator(
 
 
 def open_draft_model(
-    draft: LoadedModel, target: LoadedModel, draw: Draw = PLAIN_DRAW, kernels: KVKernels = PLAIN
+    loaded: LoadedModel, runner: ModelRunner, target: LoadedModel, draw: Draw = PLAIN_DRAW
 ) -> DraftModel:
-    """A loaded model that drafts for `target`.
-
-    Raises `ModelLoadError` for one with another vocabulary, or whose caches cannot be rolled back.
-    """
-    unlike = difference(target.tokenizer.tokenizer_json, draft.tokenizer.tokenizer_json)
+    """The draft model of `target`. Raises ModelLoadError for another vocabulary, or where mlx-lm's code runs it."""
+    unlike = difference(target.tokenizer.tokenizer_json, loaded.tokenizer.tokenizer_json)
     if unlike:
-        raise ModelLoadError(f"{draft.info.name} cannot draft for {target.info.name}: {unlike}")
-    abilities = probe(draft.model)
-    if not abilities.widens:
+        raise ModelLoadError(f"{loaded.info.name} cannot draft for {target.info.name}: {unlike}")
+    if not runner.rolls_back:
         raise ModelLoadError(
-            f"{draft.info.name} cannot draft: its caches cannot go back by some tokens (a sliding window, or a state)"
+            f"{loaded.info.name} cannot draft: its caches cannot go back by some tokens (mlx-lm's code runs it)"
         )
-    return DraftModel(
-        draft.model,
-        draft.info.parameter_bytes,
-        abilities.shape,
-        words=min(draft.info.vocab_size, target.info.vocab_size),
-        padding_bytes_max=padding_allowance(draft.info.parameter_bytes),
-        kernels=kernels,
-        draw=draw,
-    )
+    words = min(loaded.info.vocab_size, target.info.vocab_size)
+    return DraftModel(runner, loaded.info.parameter_bytes, words=words, draw=draw)

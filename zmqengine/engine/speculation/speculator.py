@@ -115,10 +115,10 @@ class Speculator:
         positions = min(self.positions_max, rows_max * self.widths[-1])
         return 3 * 4 * positions * vocab_size
 
-    def is_worth_waiting(self, rows: Sequence[Row], *, changed: bool) -> bool:
+    def is_worth_waiting(self, rows: Sequence[Row], *, changed: bool, in_flight: int = 1) -> bool:
         """Whether a verify block would gain enough to land the in-flight step before the next one starts.
 
-        `changed`: rows joined or left since the last call.
+        `changed`: rows joined or left since the last call. `in_flight`: tokens of each row in flight.
         """
         if changed:
             self._gainless_polls = min(self._gainless_polls, 3)
@@ -126,7 +126,7 @@ class Speculator:
         if self._unpolled_steps < _POLL_STEPS[self._gainless_polls]:
             return False
         self._unpolled_steps = 0
-        choice = self.choose(rows, *self._guess(rows), in_flight=1)
+        choice = self.choose(rows, *self._guess(rows), in_flight=in_flight)
         gainless = 0 if choice.gain >= _GAIN_NEAR else self._gainless_polls + 1
         self._gainless_polls = min(gainless, len(_POLL_STEPS) - 1)
         return choice.width > 1
@@ -144,7 +144,7 @@ class Speculator:
             allowed = tokens if row.matcher is None else tokens[: row.matcher.allowed(tokens)]
             if len(allowed):
                 drafts[index] = Draft(allowed, source.name)
-        return VerifyBlock.of(rows, drafts, self.widths) if any(drafts) else None
+        return VerifyBlock.of(drafts, self.widths) if any(drafts) else None
 
     def commit(self, rows: Sequence[Row], block: VerifyBlock, accepted: Sequence[int]) -> None:
         """Learn from a landed verify block of `rows`: `accepted[i]` draft tokens of row i were accepted."""

@@ -1,10 +1,10 @@
-"""One step of the engine: a token for every row in decode and one bounded chunk of prompts, in one call of the model.
+"""One step of the engine: a token or a verify block of every row in decode, and slices of prompts, in one forward pass.
 
-mlx_engine.py  MlxEngine: rows come and go, `next` makes a step
-packed.py      forward: rows in decode and chunks of prompts through the model together
-decode.py      DecodeBatch: launch the next step, land the one in flight; inflight.py hands its tokens to rows
-prefill.py     Prefill: one chunk; prefill_order.py picks its rows, pacing.py its size from the speed that step_clock.py
-               measures
-length_buckets.py  rows of about the same length decode together; padding.py counts the bytes of padding
-width_costs.py  measures the cost of verify blocks when an engine starts
+mlx_engine.py     MlxEngine: rows come and go; `next` plans a step, builds, launches and lands it
+step.py           Step: all that is valid from a launch to the landing
+chunk.py          share_out: how many tokens of each prompt the next step computes
+prefill_order.py  pick: which prompts compute now
+pacing.py         the budget of a step, from the speed that step_clock.py measures
+texts.py          rows of texts to embed
+width_costs.py    measures the cost of verify blocks when an engine starts
 """

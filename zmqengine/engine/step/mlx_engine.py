@@ -1,51 +1,54 @@
-"""The engine on MLX: decode and prefill of rows, on the thread that built it."""
+"""The engine on MLX: rows of one model, stepped together, on the thread that built it."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from zmqengine.engine import kv
 from zmqengine.engine.grammar.mask import MaskFiller
 from zmqengine.engine.grammar.matcher import ConstraintBroken
 from zmqengine.engine.host.device import CPU, Device
-from zmqengine.engine.host.device_memory import WiredMemory, limit_mlx, padding_allowance
+from zmqengine.engine.host.device_memory import WiredMemory, limit_mlx
 from zmqengine.engine.interface import (
     EngineMemory,
     EngineStats,
     ModelInfo,
+    RowDivergence,
     RowFailure,
+    RowPrefill,
     RowRequest,
+    RowToken,
     StepResult,
     TextsRequest,
 )
-from zmqengine.engine.load.probe import probe
+from zmqengine.engine.load.probe import bytes_per_token
 from zmqengine.engine.load.warm_up import warm_up
 from zmqengine.engine.models.mlx_lm import mlx_lm_version
+from zmqengine.engine.models.model_runner import ModelRunner, RowPiece
 from zmqengine.engine.options import EngineOptions
 from zmqengine.engine.prefix_cache.block import salt_of
+from zmqengine.engine.prefix_cache.branches import branches
 from zmqengine.engine.prefix_cache.disk.tier import DiskTier, open_tier
 from zmqengine.engine.prefix_cache.parked_rows import ParkedRow
-from zmqengine.engine.prefix_cache.store import PrefixCache
-from zmqengine.engine.row import Row, constraint_failure
+from zmqengine.engine.prefix_cache.store import Hit, PrefixCache
+from zmqengine.engine.row import Row, SampledToken, constraint_failure
 from zmqengine.engine.sampling.draw import PLAIN_DRAW, Draw
-from zmqengine.engine.sampling.sampler import Sampler
-from zmqengine.engine.step.decode import DecodeBatch, Planner
-from zmqengine.engine.step.length_buckets import LengthBuckets
+from zmqengine.engine.sampling.sampler import Sampler, measure
+from zmqengine.engine.step.chunk import share_out
 from zmqengine.engine.step.pacing import StepPace
-from zmqengine.engine.step.prefill import Prefill
+from zmqengine.engine.step.prefill_order import pick
+from zmqengine.engine.step.step import Forced, Step
 from zmqengine.engine.step.step_clock import StepClock
-from zmqengine.engine.step.text_pace import TextPace
 from zmqengine.engine.step.texts import Texts
 from zmqengine.engine.step.width_costs import measure_costs
 from zmqengine.engine.texts.pooling import Pooling
 from zmqengine.engine.vision.eye import Eye
 from zmqengine.engine.vision.seeing import Seeing
+from zmqengine.sampling_params import TOKEN_ID_MAX
 
 if TYPE_CHECKING:
     from zmqengine.engine.speculation.speculator import Speculator
@@ -58,60 +61,56 @@ UNBOUNDED = 1 << 60
 """A size in bytes without a limit."""
 # Steps between releases of unused buffers, where the device does not keep them.
 _CLEAR_STEPS = 512
+# A prompt that diverges from a cached one after this many tokens is reported, with this many tokens from there.
+_DIVERGED_TOKENS_MIN = 1024
+_TOLD_TOKENS = 16
 
 
 class MlxEngine:
-    """An `Engine` on a model that mlx-lm has loaded.
+    """An `Engine` on the model of a `runner`.
 
-    A step prefills at most `options.prefill_chunk` tokens, padding included, or while no row decodes
-    `prefill_chunk_idle`; `StepPace` bounds it in time. Rows of very different lengths decode in batches of their own,
-    so that padding takes at most `padding_bytes_max` in all. Everything runs on the default stream of the default
+    A row's tokens catch up: each step computes some that are known and not computed yet, one of a row in decode, a
+    slice of a prompt, a verify block. A step computes at most `options.prefill_chunk` tokens of prompts, or while no
+    row decodes `prefill_chunk_idle`; `StepPace` bounds it in time. Everything runs on the default stream of the default
     device. Without `prompt_cache_bytes` the prefix cache is bounded by `limit_prompt_cache`.
     A model whose rows cannot be stepped together runs one at a time: then `rows_max` is 1. One whose caches cannot be
-    rolled back makes one token a step, without the `speculator`. `draw`, `kernels` and `device` are the back-end's: its
-    draw, its operations on KV caches, and its traits. With an `eye` rows may have images of
-    up to `info.image_patches_max` patches, whose features take at most `images_bytes_max`.
+    rolled back makes one token a step, without the `speculator`. `draw` and `device` are the back-end's: its draw, and
+    its traits. With an `eye` rows may have images of up to `info.image_patches_max` patches, whose features take at
+    most `images_bytes_max`.
     """
 
     def __init__(
         self,
-        model: Any,
+        runner: ModelRunner,
         info: ModelInfo,
         options: EngineOptions = EngineOptions(),
         *,
         prefill_chunk_idle: int = PREFILL_CHUNK_IDLE,
-        padding_bytes_max: int | None = None,
         speculator: Speculator | None = None,
         draw: Draw = PLAIN_DRAW,
-        kernels: kv.KVKernels = kv.PLAIN,
         device: Device = CPU,
         eye: Eye | None = None,
         images_bytes_max: int = 0,
         tower_bytes: int = 0,
     ) -> None:
-        self._model = model
+        self._runner = runner
         self._device = device
-        self._kernels = kernels
         self._pace = StepPace(options.prefill_chunk, prefill_chunk_idle, options.prefill_s, gpu=device.is_gpu)
         self._clock = StepClock(computes=not device.is_gpu)
         self.wired = WiredMemory(options.wired_limit)
         self._masks = MaskFiller(info.vocab_size, sorted(info.eos_token_ids))
         self._draw = draw
         try:
-            self._abilities = probe(model)
+            self._chunk_token_bytes = bytes_per_token(runner)
         except BaseException:
             self.wired.restore()
             raise
-        self.info = replace(info, batchable=self._abilities.mergeable)
-        self.rows_max = options.rows_max if self._abilities.mergeable else 1
-        self._speculator = speculator if self._abilities.widens else None
+        self.info = replace(info, batchable=runner.batches)
+        self.rows_max = options.rows_max if runner.batches else 1
+        self._speculator = speculator if runner.rolls_back else None
         self._draft_model = None if self._speculator is None else self._speculator.model
         self.step_tokens_max = 1 if self._speculator is None else self._speculator.widths[-1]
-        self._batch_padding_bytes = (
-            padding_allowance(info.parameter_bytes) if padding_bytes_max is None else padding_bytes_max
-        )
-        drafts_padding_bytes = 0 if self._draft_model is None else self._draft_model.padding_bytes_max
-        self.padding_bytes_max = self._batch_padding_bytes + drafts_padding_bytes
+        self.padding_bytes_max = runner.padding_bytes_max
         prompt_cache_bytes = UNBOUNDED if options.prompt_cache_bytes is None else options.prompt_cache_bytes
         self.images_bytes_max = images_bytes_max + tower_bytes
         self._seeing: Seeing | None = None
@@ -121,13 +120,22 @@ class MlxEngine:
         self._saw = False
         self._pooling: Pooling | None = None
         self._texts: Texts | None = None
-        self._text_pace = TextPace()
-        self._store = PrefixCache(model, self._abilities.layout, prompt_cache_bytes, {"model": info.name})
-        if self._abilities.uncacheable_reason:
-            log.warning(
-                "the prefix cache is off for this model", extra={"reason": self._abilities.uncacheable_reason}
-            )
+        self._store = PrefixCache(runner.blocks, runner.restore, prompt_cache_bytes, {"model": info.name})
+        if runner.uncacheable_reason:
+            log.warning("the prefix cache is off for this model", extra={"reason": runner.uncacheable_reason})
         self.disk: DiskTier | None = None
+        self._rows: dict[int, Row] = {}
+        self._sampler = Sampler(info.vocab_size, draw)
+        self._sampled_rows: list[Row] = []
+        # The rows in decode, as the speculator saw them last.
+        self._polled_rows: list[Row] = []
+        self._in_flight: Step | None = None
+        # Copies out of caches that were started since the last launch.
+        self._copies: list[mx.array] = []
+        # Rows that ended in the step that landed last.
+        self._ended: list[Row] = []
+        # Whether the last step was a verify block.
+        self._drafted = False
         self._steps = self._generated_tokens = self._prompt_tokens = self._cached_tokens = 0
         if self._speculator is not None:
             self._prepare_speculation(self._speculator)
@@ -148,7 +156,6 @@ class MlxEngine:
                 failures.append(RowFailure(request.row, f"{type(error).__name__}: {error}"))
             else:
                 self._rows[row.id] = row
-                self._prefill.add([row])
         return failures
 
     def read_texts(self, pooling: Pooling, width: int) -> None:
@@ -175,119 +182,377 @@ class MlxEngine:
         if taken >= self.rows_max:
             raise ValueError(f"all {self.rows_max} rows are taken")
 
+    # --- a step ---
+
     def next(self) -> StepResult:
-        """Make one decode step and at most one bounded chunk of prefill. Raises what the model raises."""
+        """Compute one step, and report the tokens of the one before, or on a CPU its own. Raises what the model
+        raises."""
         self._clock.start()
         result = StepResult()
-        decode, prefill = self._decode, self._prefill
-        tokens_max = self._pace.choose(decoding=decode.rows, waiting=len(prefill.rows))
-        if prefill.forced and (failed := prefill.report(result)):
-            decode.drop(failed)
-        before = prefill.launched_tokens
         if self._seeing is not None:
             self._see(result, self._seeing)
-        texts = self._texts
-        texts_s = 0.0
-        slices: Sequence[tuple[Row, int]] = ()
-        landing: Sequence[tuple[list[Row], mx.array]] = ()
-        if texts is not None and texts.rows and not result.images_s:
-            if self._reads_by_layers(texts):
-                texts_s = self._read_layers(texts, tokens_max, result)
+        may_draft = self._may_draft()
+        if may_draft:
+            # Draft tokens follow the last token of a row.
+            self._land(result)
+        step = self._plan(result, may_draft=may_draft)
+        if step is not None:
+            step.outputs = self._runner.forward(
+                step.pieces, step.tokens(self._in_flight), step.width, self._seeing
+            )
+            self._built(step, result)
+        if not self._runner.launches_ahead:
+            self._land(result)
+        self._launch(step)
+        self._land(result)
+        if step is not None and step.rows and step.sampled is None:
+            self._sample(step)
+        self._in_flight = step
+        self._drafted = step is not None and step.block is not None
+        if not self._device.is_gpu:
+            self._land(result)
+        self._settle(step, result)
+        return result
+
+    def _may_draft(self) -> bool:
+        """Whether the next step may be a verify block."""
+        decoding = self._decoding()
+        if self._speculator is None or not decoding:
+            # Rejected tokens of a block are known once it has landed.
+            return self._drafted
+        changed, self._polled_rows = decoding != self._polled_rows, decoding
+        return self._drafted or self._speculator.is_worth_waiting(
+            decoding, changed=changed, in_flight=int(self._in_flight is not None)
+        )
+
+    def _plan(self, result: StepResult, *, may_draft: bool) -> Step | None:
+        """The next step: a token or a verify block of every row in decode, and slices of prompts and texts."""
+        decoding = self._decoding()
+        block = None
+        if decoding and may_draft and self._speculator is not None:
+            block = self._speculator.plan(decoding)
+        pieces = []
+        for index, row in enumerate(decoding):
+            count = 1 if block is None else 1 + len(block.draft_tokens[index])
+            pieces.append(RowPiece(row, row.computed_tokens, count, samples=count))
+        rows = list(decoding)
+        if not result.images_s:
+            for piece in self._plan_prompts(len(decoding), result):
+                pieces.append(piece)
+                if piece.samples:
+                    rows.append(piece.row)
+        return Step(pieces, rows, len(decoding), block) if pieces else None
+
+    def _decoding(self) -> list[Row]:
+        """The rows in decode whose last token is not in flight."""
+        rows = self._rows.values()
+        return [row for row in rows if row.launched and row.sampled < row.max_tokens and not row.gone]
+
+    def _prompts(self) -> list[Row]:
+        """The rows in prefill, the oldest first."""
+        return [row for row in self._rows.values() if row.remaining and not row.gone]
+
+    def _plan_prompts(self, decoding: int, result: StepResult) -> list[RowPiece]:
+        """Slices of prompts and texts within the step's budget."""
+        self._restore_parked(result)
+        waiting = pick(self._prompts(), self._store)
+        if self._seeing is not None:
+            waiting = [row for row in waiting if self._seeing.readable(row)]
+        tokens_max = self._pace.choose(decoding=decoding, waiting=len(self._prompts()))
+        texts: list[tuple[Row, int]] = []
+        if self._texts is not None and self._texts.rows:
+            own = tokens_max // 4 if waiting or decoding else tokens_max
+            texts = self._texts.take(max(1, own))
+            tokens_max -= sum(count for _, count in texts)
+        readable = [row.remaining if self._seeing is None else self._seeing.readable(row) for row in waiting]
+        pieces = []
+        for row, count in zip(waiting, share_out(readable, max(1, tokens_max)), strict=True):
+            if count:
+                pieces.append(self._slice(row, count, result))
+        return pieces + [self._slice(row, count, result) for row, count in texts]
+
+    def _slice(self, row: Row, count: int, result: StepResult) -> RowPiece:
+        """The next tokens of a prompt or text, at most `count`, from its longest cached prefix on."""
+        if row.cache is None and row.reuses_prefix:
+            self._fetch_prefix(row, result)
+        if row.cache is None:
+            row.cache = self._runner.open(len(row.tokens))
+        start = row.computed_tokens
+        end = min(start + count, row.prefill_tokens)
+        stops = [stop for stop in row.branches if stop > start]
+        if self._seeing is not None:
+            end = min(end, start + self._seeing.readable(row))
+        if self._runner.ends_apart and row.place is None and start < row.prefill_tokens - 1:
+            stops.append(row.prefill_tokens - 1)
+        first = row.first_forced - 1
+        scores = row.has_forced and row.logprobs is not None
+        if scores:
+            # As many logits at once as a step of all rows has.
+            stops.append(first if start < first else start + self.rows_max)
+        end = min(end, *stops) if stops else end
+        scored = (first - start, end - start) if scores and start >= first else (0, 0)
+        if scores and end == row.prefill_tokens:
+            # The last token predicts what is sampled.
+            scored = (scored[0], scored[1] - 1)
+        scored = (max(0, scored[0]), scored[1])
+        samples = int(end == row.prefill_tokens and row.place is None and row.sampled < row.max_tokens)
+        return RowPiece(row, start, end - start, samples, scored, pooled=row.place is not None)
+
+    def _built(self, step: Step, result: StepResult) -> None:
+        """Note that the forward pass of a step is built: its tokens count as computed."""
+        assert step.outputs is not None
+        scored, hidden = iter(step.outputs.scored), iter(step.outputs.hidden)
+        for number, piece in enumerate(step.pieces):
+            row, end = piece.row, piece.start + piece.count
+            if number < step.decoding:
+                row.computed_tokens += step.block is None
+                continue
+            if piece.pooled:
+                assert self._texts is not None, "the row is one of its texts"
+                if (text := self._texts.pool(row, next(hidden))) is not None:
+                    step.texts.append(text)
+            elif row.has_forced:
+                self._note_forced(step, piece, scored)
+            self._note_computed(row, end)
+            if piece.samples:
+                step.offers += [(row, offer) for offer in row.offers]
+                row.offers = []
+                row.launched = True
+            # The last token counts as the input of the first decode step.
+            self._prompt_tokens += piece.count - (end == row.prefill_tokens and row.place is None)
+            if row.place is None:
+                done = end if row.remaining else row.prefill_tokens
+                result.prefills.append(RowPrefill(row.id, done, row.prefill_tokens, row.cached))
+
+    def _note_computed(self, row: Row, end: int) -> None:
+        """Count the tokens up to `end` as computed, and offer them to the prefix cache at the end and at a branch."""
+        is_branch = end in row.branches
+        is_whole = end == row.prefill_tokens and row.place is None
+        # The token whose logits come first is computed again by every row that begins with these tokens.
+        row.computed_tokens = end - is_whole
+        # States can only be kept before it is.
+        is_end = (is_whole and not self._store.keeps_states) or (
+            end == row.prefill_tokens - 1 and row.place is None
+        )
+        if (is_branch or is_end) and self._store.wants(row) and (offer := self._store.offer(row)) is not None:
+            row.offers.append(offer)
+        if is_branch:
+            row.branches.remove(end)
+        row.computed_tokens = end
+
+    def _note_forced(self, step: Step, piece: RowPiece, scored: Any) -> None:
+        """Note the forced tokens that a piece has passed; they are reported when the step lands."""
+        row = piece.row
+        first = max(piece.start + 1, row.first_forced)
+        last = min(piece.start + piece.count, row.prefill_tokens - 1)
+        tokens = row.tokens[first : last + 1]
+        if not tokens:
+            return
+        logprobs = None
+        if row.logprobs is not None:
+            logprobs = measure(next(scored), mx.array(tokens, dtype=mx.uint32), row.logprobs)
+        step.forced.append(Forced(row, tokens, logprobs))
+
+    def _launch(self, step: Step | None) -> None:
+        """Start a step, and sample unless masks must wait."""
+        if not self._runner.launches_ahead and self._copies:
+            # Before slots are written: see `engine/kv`.
+            mx.eval(self._copies)
+        self._copies = []
+        if step is None:
+            return
+        outputs = step.outputs
+        assert outputs is not None
+        if step.rows and not step.is_masked:
+            self._sample(step)
+            return
+        logits = [] if outputs.logits is None else [outputs.logits]
+        self._start(step, logits)
+
+    def _sample(self, step: Step) -> None:
+        """Sample the tokens of a step, and start it."""
+        assert step.outputs is not None
+        assert step.outputs.logits is not None
+        if step.rows != self._sampled_rows:
+            self._sampler.set_rows(step.rows)
+            self._sampled_rows = list(step.rows)
+        mask = None
+        if step.is_masked:
+            matchers = [row.matcher for row in step.rows]
+            drafts: list[Sequence[int]] = [()] * len(step.rows)
+            if step.block is not None:
+                drafts[: step.decoding] = step.block.draft_tokens
+            bits = self._masks.fill_windows(matchers, drafts, step.width)
+            mask = lambda logits: self._masks.apply(logits, bits)  # noqa: E731
+        step.sampled = self._sampler.sample(step.outputs.logits, step.drafted(), mask)
+        for index, row in enumerate(step.rows):
+            row.sampled += step.block is None or index >= step.decoding
+        self._start(step, step.sampled.arrays())
+
+    def _start(self, step: Step, arrays: list[mx.array]) -> None:
+        assert step.outputs is not None
+        forced = [
+            one
+            for each in step.forced
+            if each.logprobs is not None
+            for one in each.logprobs
+            if one is not None
+        ]
+        vectors = [vector for _, vector in step.texts]
+        partial = [] if self._texts is None else self._texts.unread()
+        mx.async_eval(arrays, step.outputs.marker, list(step.outputs.started), forced, vectors, partial)  # type: ignore[no-untyped-call]
+
+    def _land(self, result: StepResult) -> None:
+        """Wait for the step in flight, and report its tokens."""
+        step, self._in_flight = self._in_flight, None
+        if step is None:
+            return
+        landed = step.land(result)
+        for row, offer in step.offers:
+            if row in landed.doubtful:
+                self._store.withdraw(offer)
             else:
-                texts.start()
-                slices, tokens_max = self._take_texts(texts, tokens_max)
-            landing = texts.landing()
-        reads = (prefill.rows or slices) and not result.images_s
-        chunk = prefill.begin(tokens_max, decode.padding_room_bytes, result, slices) if reads else []
-        logits = decode.step(result, self._model, chunk)
-        if chunk:
-            prefill.score(logits)
-            for rows, hidden in prefill.read:
-                assert texts is not None, "they were taken from it"
-                kv.start(texts.pool(rows, hidden))
-        if reads:
-            decode.join(prefill.complete(result))
-        self._store.settle()
-        self._forget_ended(result)
-        if texts is not None and landing:
-            texts.report(landing, result)
-        if texts is not None and not texts.rows:
-            prefill.texts_caches = []
+                self._store.accept(offer)
+        if step.texts:
+            assert self._texts is not None, "texts were taken from it"
+            self._texts.report(step.texts, result)
+        if step.block is not None and self._speculator is not None:
+            self._speculator.commit(step.rows[: step.decoding], step.block, landed.accepted)
+        for row in landed.failed:
+            self._free(row)
+        self._ended += landed.ended
+
+    def _settle(self, step: Step | None, result: StepResult) -> None:
+        """Offer what rows that ended leave, forget them, and learn the pace of the step.
+
+        Copies follow the launch: they would start the step that was built.
+        """
+        ended, self._ended = self._ended, []
+        for row in ended:
+            self._leave(row, self._in_flight)
+        self._copies += self._store.settle()
+        for token in result.tokens:
+            if token.finish is not None:
+                del self._rows[token.row]
+        for failure in result.failures:
+            self._rows.pop(failure.row, None)
+        has_ended = any(token.finish is not None for token in result.tokens)
+        if (has_ended or result.failures) and self._speculator is not None:
+            self._speculator.release()
         self._steps += 1
         self._generated_tokens += len(result.tokens) - result.forced
         if self._steps % _CLEAR_STEPS == 0 and not self._device.keeps_buffers:
             mx.clear_cache()
-        seconds = self._clock.seconds() - result.images_s - texts_s
-        self._pace.record(prefill.launched_tokens - before, seconds, decoded=decode.is_stepping)
-        if slices:
-            self._text_pace.record(prefill.launched_tokens - before, seconds)
-        return result
+        seconds = self._clock.seconds() - result.images_s
+        prompt_tokens = 0 if step is None else step.prompt_tokens
+        self._pace.record(prompt_tokens, seconds, decoded=step is not None and step.decoding > 0)
 
-    def _reads_by_layers(self, texts: Texts) -> bool:
-        """Whether texts are computed beside this step, and not in it."""
-        is_beside = bool(self._decode.rows and self._pace.target_s) and not self._device.is_gpu
-        return is_beside and (texts.has_layers or not self._prefill.rows)
+    # --- rows leave ---
 
-    def _read_layers(self, texts: Texts, tokens_max: int, result: StepResult) -> float:
-        """Compute layers of a chunk of texts in a share of a step's time, or build a chunk; returns the seconds."""
-        tokens = self._text_pace.choose(tokens_max, self._pace.plain_s)
-        if not tokens:
-            return 0.0
-        # So that the step in flight is not timed with them. On a CPU nothing is gained by going ahead of it.
-        mx.synchronize()
-        before_s = self._clock.seconds()
-        if texts.has_layers:
-            computed = texts.compute(tokens)
-            seconds = self._clock.seconds() - before_s
-            self._text_pace.record(computed, self._text_pace.plain_s + seconds)
-            return seconds
-        prefill = self._prefill
-        slices = texts.take(tokens)
-        if slices:
-            prefill.begin_lazily(slices, self._decode.padding_room_bytes, result)
-            pooled = [array for rows, hidden in prefill.read for array in texts.pool(rows, hidden)]
-            texts.defer(prefill.complete_lazily(result), pooled, sum(count for _, count in slices))
-        return self._clock.seconds() - before_s
+    def _leave(self, row: Row, later: Step | None = None) -> None:
+        """Offer the tokens of a row to the prefix cache and free its cache.
 
-    def _take_texts(self, texts: Texts, tokens_max: int) -> tuple[Sequence[tuple[Row, int]], int]:
-        """Texts of this step, and the tokens of the chunk that are left for prompts."""
-        if self._prefill.rows:
-            own = tokens_max // 4
-            self._text_pace.plain_s = 0.0
-        elif self._decode.rows and self._pace.target_s:
-            own = self._text_pace.choose(tokens_max, self._pace.plain_s, self._pace.tokens_per_s)
-        else:
-            own = tokens_max
-            self._text_pace.plain_s = 0.0
-        return (texts.take(own) if own else ()), tokens_max - own
+        An offer is pending while a step that computed some of them has not landed; whether what that leaves in the slot
+        is finite is not known either.
+        """
+        if row.cache is None:
+            return
+        ahead = later is not None and any(piece.row is row for piece in later.pieces)
+        if not row.launched:
+            if self._store.wants(row) and (offer := self._store.offer(row)) is not None:
+                row.offers.append(offer)
+            self._store.prove(row)
+        elif row.computed_tokens <= len(row.tokens) and row.is_finite and self._store.wants(row):
+            offer = self._store.offer(row)
+            if offer is not None and later is not None and row in later.rows:
+                later.offers.append((row, offer))
+            else:
+                self._store.accept(offer)
+        self._copies += self._store.settle()
+        row.is_finite = row.is_finite and not ahead
+        self._free(row)
+
+    @staticmethod
+    def _free(row: Row) -> None:
+        if row.cache is not None:
+            row.cache.close(is_finite=row.is_finite)
+            row.cache = None
+
+    # --- images, prefixes, parked rows ---
 
     def _see(self, result: StepResult, seeing: Seeing) -> None:
         """Compute pieces of an image that rows wait for, in turn with chunks of prompts."""
-        wanted = self._prefill.wanted_image()
+        prompts = self._prompts()
+        wanted = None
+        if any(row.features for row in prompts):
+            prompts = pick(prompts, self._store)
+            wanted = seeing.wanted(prompts)
         if wanted is None:
             seeing.rest()
             return
-        self._saw = not (self._saw and self._prefill.has_readable)
+        self._saw = not (self._saw and any(map(seeing.readable, prompts)))
         if not self._saw:
             return
         # A piece waits for the in-flight step anyway, as both are on one stream; so it is not timed with it. This costs
         # no more than the time in which the host builds the piece.
         mx.synchronize()
         before_s = self._clock.seconds()
-        goal_s = self._pace.goal_s(self._decode.rows, len(self._prefill.rows))
+        goal_s = self._pace.goal_s(len(self._decoding()), len(prompts))
         seeing.work(*wanted, goal_s, self._clock.seconds)
         result.images_s = max(1e-9, self._clock.seconds() - before_s)
 
-    def _forget_ended(self, result: StepResult) -> None:
-        """Drop the rows that a step ended."""
-        before = len(self._rows)
-        for token in result.tokens:
-            if token.finish is not None:
-                del self._rows[token.row]
-        for failure in result.failures:
-            del self._rows[failure.row]
-        if len(self._rows) < before and self._speculator is not None:
-            self._speculator.release()
+    def _fetch_prefix(self, row: Row, result: StepResult) -> None:
+        """Start a row from its longest cached prefix."""
+        hit = self._store.fetch(row)
+        row.computed_tokens = row.cached = hit.tokens
+        row.cache = hit.cache
+        self._cached_tokens += hit.tokens
+        if row.place is not None:
+            return
+        if self._store.keeps_states:
+            known = branches(row.computed_tokens, row.prefill_tokens - 1, hit.known)
+            row.branches = sorted({*known, *(stop for stop in row.branches if stop > row.computed_tokens)})
+        if (divergence := _divergence(row, hit)) is not None:
+            self._store.counts["divergences"] += 1
+            result.divergences.append(divergence)
+
+    def _restore_parked(self, result: StepResult) -> None:
+        """Give parked rows their caches back, and report the tokens that were in flight when they were parked."""
+        if not len(self._store.parked):
+            return
+        for row in self._prompts():
+            # One whose forced tokens are still wanted was never parked.
+            parked = self._store.parked.take(row) if row.cache is None and not row.has_forced else None
+            if parked is None:
+                continue
+            row.computed_tokens, row.cache, row.cached = (
+                parked.computed_tokens,
+                parked.cache,
+                parked.reusable,
+            )
+            self._cached_tokens += row.cached
+            if parked.sampled is not None:
+                row.launched = row.is_finite = True
+                done = row.prefill_tokens
+                result.prefills.append(RowPrefill(row.id, done, done, row.cached))
+                self._report_parked(row, parked.sampled, result)
+
+    def _report_parked(self, row: Row, sampled: SampledToken, result: StepResult) -> None:
+        """Report the token that was in flight when a row was parked."""
+        row.sampled += 1
+        try:
+            finish = row.take(sampled.token)
+        except Exception as error:  # noqa: BLE001 - a grammar that fails ends its own row
+            row.leave()
+            result.failures.append(constraint_failure(row.id, error))
+            self._free(row)
+            return
+        result.tokens.append(RowToken(row.id, sampled.token, sampled.logprobs, finish))
+        if finish is not None:
+            row.leave()
+            self._leave(row)
+
+    # --- rows are removed, parked, dropped ---
 
     def remove(self, rows: Iterable[int]) -> None:
         """Drop rows in any phase. Unknown and repeated ids are no error."""
@@ -297,13 +562,12 @@ class MlxEngine:
         leaving = [row for row in (self._rows.pop(id_, None) for id_ in ids) if row is not None]
         for row in leaving:
             row.leave()
-        self._prefill.leave(leaving)
-        self._decode.leave(leaving)
+            self._leave(row, self._in_flight)
         if self._texts is not None:
             self._texts.remove(ids)
         if self._speculator is not None:
             self._speculator.release()
-        self._store.settle()
+        self._copies += self._store.settle()
 
     def park(self, row: int) -> int:
         """Take a row out, to come back by `insert`; returns the number of its tokens that stay cached.
@@ -320,24 +584,39 @@ class MlxEngine:
             self._speculator.release()
         parked.keep_matcher()
         # Its forced tokens that were not reported are prefilled again, for their logits.
-        if not self._abilities.mergeable or not parked.computed_tokens or parked.unreported:
-            self._prefill.leave([parked])
-            self._decode.leave([parked])
+        if (
+            not self._runner.batches
+            or not parked.computed_tokens
+            or parked.unreported
+            or parked.cache is None
+        ):
+            self._leave(parked, self._in_flight)
             return 0
-        taken = (self._prefill if parked in self._prefill.rows else self._decode).take_out(parked)
-        if taken is None:
-            return 0
-        kept = self._store.park(ParkedRow.of(parked, *taken))
-        self._store.settle()
-        return kept
+        sampled = None
+        step = self._in_flight
+        if step is not None and parked in step.rows and step.block is None:
+            sampled = step.read_row(parked)
+            if sampled is None:
+                # These caches must not be used again.
+                parked.is_finite = False
+                self._free(parked)
+                return 0
+        # The offers that this row's logit would have proven.
+        pending = [] if step is None else [pair for pair in step.offers if pair[0] is parked]
+        for pair in pending:
+            assert step is not None
+            step.offers.remove(pair)
+            self._store.accept(pair[1]) if sampled is not None else self._store.withdraw(pair[1])
+        if not parked.launched:
+            self._store.prove(parked)
+        return self._store.park(ParkedRow.of(parked, sampled))
 
     def reset(self, *, keep_buffers: bool = False) -> None:
         """Drop every row and all state of the batch. The prompt cache is emptied, as it may hold what failed."""
         for row in self._rows.values():
             row.keep_matcher()
         self._store.clear()
-        self._prompt_tokens += self._prefill.prompt_tokens
-        self._cached_tokens += self._prefill.cached_tokens
+        self._runner.clear()
         if self._seeing is not None:
             self._seeing.clear()
         self._start_batch()
@@ -361,7 +640,7 @@ class MlxEngine:
 
     def project_bytes(self, tokens: int) -> int:
         """The most bytes of KV cache for a row of `tokens`, padding apart."""
-        own = self._abilities.shape.project(tokens)
+        own = self._runner.project_bytes(tokens)
         return own if self._draft_model is None else own + self._draft_model.project_bytes(tokens)
 
     def keep_on_disk(
@@ -372,7 +651,7 @@ class MlxEngine:
 
         `wake` is called by another thread when more can be written. Raises `ConfigError` for an unusable path.
         """
-        layout = self._abilities.layout
+        layout = self._runner.blocks
         if layout is not None and options.cache_path is not None:
             salt = salt_of(model=identity, layout=layout.describe(), mlx_lm=mlx_lm_version)
             self.disk = open_tier(self._store, salt, options, wake)
@@ -395,7 +674,8 @@ class MlxEngine:
     @property
     def empty_bytes(self) -> int:
         """Bytes allocated for rows to come."""
-        return self._decode.empty_bytes
+        drafts = self._draft_model
+        return self._runner.empty_bytes + (0 if drafts is None else drafts.empty_bytes)
 
     def share_device(self, rows_decoding: int) -> None:
         """Shorten prefill chunks for rows of other processes."""
@@ -410,13 +690,13 @@ class MlxEngine:
 
     def stats(self) -> EngineStats:
         """Rows and counters."""
-        prefill = self._prefill
+        prompts = len(self._prompts())
         return EngineStats(
-            rows_decoding=len(self._rows) - len(prefill.rows),
-            rows_prefilling=len(prefill.rows) + (0 if self._texts is None else len(self._texts.rows)),
+            rows_decoding=len(self._rows) - prompts,
+            rows_prefilling=prompts + (0 if self._texts is None else len(self._texts.rows)),
             steps=self._steps,
-            prompt_tokens=self._prompt_tokens + prefill.prompt_tokens,
-            cached_tokens=self._cached_tokens + prefill.cached_tokens,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
             generated_tokens=self._generated_tokens,
             prompt_cache_entries=self._store.pool.index.leaves,
             prompt_cache=self._store.numbers(),
@@ -425,31 +705,26 @@ class MlxEngine:
 
     def memory(self) -> EngineMemory:
         """Memory in use by purpose."""
-        decode, drafts, seeing = self._decode, self._draft_model, self._seeing
-        rows = self._prefill.rows + ([] if self._texts is None else self._texts.partial_rows)
-        prefilling = [kv.byte_count(row.caches) for row in rows if row.caches is not None]
-        texts_bytes = kv.byte_count(self._prefill.texts_caches)
-        chunk_bytes = self._abilities.chunk_bytes(self._pace.largest_tokens)
+        runner, drafts, seeing = self._runner, self._draft_model, self._seeing
+        chunk_bytes = int(self._chunk_token_bytes * self._pace.largest_tokens)
         if self._speculator is not None:
             block_bytes = self._speculator.workspace_bytes(self.rows_max, self.info.vocab_size)
             chunk_bytes = max(chunk_bytes, block_bytes)
-        # A batch that grows or that a row joins is copied, and all copies may exist before the first original is freed.
-        copied = decode.largest_bytes + max(prefilling, default=0) + decode.empty_bytes
         return EngineMemory(
             weights=self.info.parameter_bytes + (0 if drafts is None else drafts.parameter_bytes),
-            kv=decode.byte_count
-            + sum(prefilling)
-            + texts_bytes
+            kv=max(0, runner.byte_count - self._store.parked.bytes)
             + (0 if drafts is None else drafts.byte_count),
-            padding=decode.padding_bytes + (0 if drafts is None else drafts.padding_bytes),
+            padding=runner.padding_bytes,
             parked=self._store.parked.bytes,
             prompt_cache=self._store.byte_count,
             buffers=mx.get_cache_memory(),
-            workspace=chunk_bytes + copied + (0 if seeing is None else seeing.peak_bytes),
-            active=mx.get_active_memory(),
-            peak=mx.get_peak_memory(),
+            workspace=chunk_bytes + runner.copied_bytes + (0 if seeing is None else seeing.peak_bytes),
+            active=mx.get_active_memory() + runner.host_bytes,
+            peak=mx.get_peak_memory() + runner.host_bytes,
             images=0 if seeing is None else seeing.bytes,
-            heap=0 if self._device.is_gpu else mx.get_active_memory() + mx.get_cache_memory(),
+            heap=0
+            if self._device.is_gpu
+            else mx.get_active_memory() + runner.host_bytes + mx.get_cache_memory(),
         )
 
     def close(self) -> None:
@@ -460,40 +735,40 @@ class MlxEngine:
     def _start_batch(self) -> None:
         if self._speculator is not None:
             self._speculator.clear()
-        self._rows: dict[int, Row] = {}
-        if self._pooling is not None:
-            self._texts = Texts(self.info, self._pooling, self._store)
-        project = self._abilities.shape.project
-        new_batch = partial(self._new_batch, self._speculator)
-        self._decode = LengthBuckets(new_batch, project, self._batch_padding_bytes, self.step_tokens_max)
-        self._prefill = Prefill(
-            self._model,
-            self._store,
-            self._abilities,
-            self._kernels,
-            self._seeing,
-            # As many logits as a step of all rows has.
-            logits_max=self.rows_max,
-        )
-
-    def _new_batch(self, planner: Planner | None) -> DecodeBatch:
-        sampler = Sampler(self.info.vocab_size, self._draw)
-        return DecodeBatch(self._store, sampler, self._masks, planner, self._device)
+        self._rows = {}
+        self._texts = None if self._pooling is None else Texts(self.info, self._pooling, self._store)
+        self._sampler = Sampler(self.info.vocab_size, self._draw)
+        self._sampled_rows = []
+        self._polled_rows = []
+        self._in_flight = None
+        self._copies = []
+        self._ended = []
+        self._drafted = False
 
     def _prepare_speculation(self, speculator: Speculator) -> None:
         """Measure the cost of verify blocks, unless it is known, compile them, and warm the draft model up."""
         costs = speculator.costs
         if self._device.is_gpu or costs.again or not costs.seconds:
             measure_costs(
-                self._model,
-                self._new_batch,
+                self._runner,
+                self._draw,
                 costs,
                 vocab_size=self.info.vocab_size,
                 rows_max=self.rows_max,
                 widths=speculator.widths,
                 positions_max=speculator.positions_max,
-                kernels=self._kernels,
-                device=self._device,
+                is_gpu=self._device.is_gpu,
             )
+            self._runner.clear()
         if speculator.model is not None:
             speculator.model.prepare(self.rows_max)
+
+
+def _divergence(row: Row, hit: Hit) -> RowDivergence | None:
+    total = row.prefill_tokens
+    if hit.differs is None or hit.known < max(_DIVERGED_TOKENS_MIN, total // 2):
+        return None
+    came = row.tokens[hit.known : hit.known + _TOLD_TOKENS]
+    # The difference may be an image, which has a name here and no token id.
+    kept = [token for token in hit.differs[:_TOLD_TOKENS].tolist() if token <= TOKEN_ID_MAX]
+    return RowDivergence(row.id, hit.known, total, kept, came)

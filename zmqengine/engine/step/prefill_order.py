@@ -19,7 +19,7 @@ def pick(rows: Sequence[Row], store: PrefixCache) -> list[Row]:
     """
     picked: list[Row] = []
     for row in rows:
-        if row.caches is None:
+        if row.cache is None:
             row.computed_tokens = store.longest(row)
             if store.longest_offered(row) >= row.computed_tokens + _LED_TOKENS_MIN:
                 continue

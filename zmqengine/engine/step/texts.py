@@ -1,24 +1,19 @@
-"""Rows of texts: a text is prefilled as a prompt is, and ends with its pooled hidden state.
+"""Rows of texts: a text is computed as a prompt is, and ends with its pooled hidden state.
 
-Texts are batch work of many short prompts. Beside rows that decode `TextPace` gives them a part of a step's time; while
-prompts wait they have a quarter of a chunk. A text that does not fit is read in slices, and its row has no other such
-text then: the KV cache of the longest one is what the worker reserves for the row.
-
-A device of its own reads a chunk in the packed step: on CUDA whole texts are side by side in one segment, elsewhere
-texts of about a length share one, padded. On a CPU the operations of one more segment take longer than a step of a
-small model may, so there a chunk beside rows that decode is computed by layers, some in each step.
+Texts are batch work of many short prompts: beside other rows they have a quarter of the step's tokens. A text that does
+not fit is read in slices, and its row has no other such text then: the KV cache of the longest one is what the worker
+reserves for the row.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import count
 
 import mlx.core as mx
 import numpy as np
 
-from zmqengine.engine import kv
 from zmqengine.engine.interface import ModelInfo, RowRequest, StepResult, TextsRequest
 from zmqengine.engine.prefix_cache.block import PREFIX_TOKENS_MIN, shared_tokens, whole
 from zmqengine.engine.prefix_cache.store import PrefixCache
@@ -26,6 +21,8 @@ from zmqengine.engine.row import Row
 from zmqengine.engine.texts.pooling import Pooling
 from zmqengine.engine.texts.text_rows import TextPlace, TextRows
 
+# Texts of a step are not padded to one length.
+_PADDED_MAX = 1 << 60
 _BEGINNINGS_MAX = 256
 """Beginnings of recent texts that are remembered; each is one text."""
 
@@ -44,12 +41,8 @@ class Texts:
         self._pooling = pooling
         self._store = store
         self._row_ids = count(-2, -1)
-        # By id of the row of texts: its text of which a part is read, and the pooled state of that.
-        self._partial: dict[int, tuple[Row, mx.array | None]] = {}
-        self._built: list[tuple[list[Row], mx.array]] = []
-        # The arrays of each layer of a chunk that is built and not computed, and the tokens of the chunk.
-        self._layers: deque[list[mx.array]] = deque()
-        self._layer_tokens = 0
+        # Texts of which a part is read, and the pooled state of that; the one whose turn it is comes first.
+        self._partial: dict[Row, mx.array | None] = {}
         self._beginnings: OrderedDict[tuple[str, bytes], np.ndarray] = OrderedDict()
 
     def add(self, request: TextsRequest) -> None:
@@ -58,30 +51,30 @@ class Texts:
 
     def remove(self, rows: Iterable[int]) -> None:
         """Drop rows of texts; others are ignored."""
-        for row in rows:
-            self.rows.pop(row, None)
-            partial = self._partial.pop(row, None)
-            if partial is not None:
-                self._store.prove(partial[0])
+        ids = set(rows)
+        for id_ in ids:
+            self.rows.pop(id_, None)
+        for text in [text for text in self._partial if _place(text).row in ids]:
+            del self._partial[text]
+            self._store.prove(text)
+            text.gone = True
+            self.close(text)
 
     @property
     def partial_rows(self) -> list[Row]:
         """Texts of which a part is read."""
-        return [row for row, _ in self._partial.values()]
+        return list(self._partial)
 
     def take(self, tokens_max: int) -> list[tuple[Row, int]]:
-        """The texts of the next chunk of at most `tokens_max` tokens, padding included, and the tokens of each."""
+        """The texts of the next step, and the tokens of each, at most `tokens_max` together."""
         slices: list[tuple[Row, int]] = []
-        turn = next((id_ for id_, row in self.rows.items() if row.waiting or id_ in self._partial), None)
-        if turn in self._partial:
-            self.rows.move_to_end(turn)
-            row = self._partial[turn][0]
-            slices.append((row, min(row.remaining, tokens_max)))
-            tokens_max -= slices[0][1]
+        for text in self._partial:
+            slices.append((text, min(text.remaining, tokens_max)))
+            tokens_max -= slices[-1][1]
             if not tokens_max:
                 return slices
         branched: set[tuple[str, bytes]] = set()
-        for place in self.queue.take(tokens_max, tokens_max, whole=bool(slices)):
+        for place in self.queue.take(tokens_max, _PADDED_MAX, whole=bool(slices)):
             row = self._row(place)
             if self._pooling.kind == "last":
                 self._branch(row, branched)
@@ -113,68 +106,46 @@ class Texts:
             row.branches = [shared]
             branched.add(name)
 
-    def pool(self, rows: list[Row], hidden: mx.array) -> list[mx.array]:
-        """Take the hidden states [rows, width, dim] of the next tokens of some texts, before they count as computed.
+    def pool(self, row: Row, hidden: mx.array) -> tuple[list[Row], mx.array] | None:
+        """Take the hidden states [tokens, dim] of the next tokens of a text, before they count as computed.
 
-        Returns the arrays to compute.
+        Returns the text and its vector [1, floats] once all are taken.
         """
-        tokens = [min(row.remaining, hidden.shape[1]) for row in rows]
-        first, is_last = rows[0], tokens[0] == rows[0].remaining
-        of_row = _place(first).row
-        known, before = self._partial.get(of_row, (None, None))
-        if known is first:
-            del self._partial[of_row]
-        else:
-            before = None
-        is_first = first.computed_tokens == first.cached
-        pooled = self._pooling.add(before, hidden, tokens, is_first=is_first, is_last=is_last)
+        tokens = hidden.shape[0]
+        is_last = tokens == row.remaining
+        before = self._partial.pop(row, None)
+        is_first = row.computed_tokens == row.cached
+        pooled = self._pooling.add(before, hidden[None], [tokens], is_first=is_first, is_last=is_last)
         if is_last:
             assert pooled is not None
-            vectors = self._pooling.vectors(pooled, [row.prefill_tokens for row in rows])
-            self._built.append((rows, vectors))
-            return [vectors]
-        if of_row in self.rows:
-            self._partial[of_row] = first, pooled
-        return [] if pooled is None else [pooled]
+            return [row], self._pooling.vectors(pooled, [row.prefill_tokens])
+        if _place(row).row in self.rows:
+            self._partial[row] = pooled
+        return None
 
-    @property
-    def has_layers(self) -> bool:
-        """Whether layers of a chunk are left to compute."""
-        return bool(self._layers)
-
-    def defer(self, layers: Sequence[Sequence[mx.array]], pooled: Sequence[mx.array], tokens: int) -> None:
-        """Keep a chunk of `tokens` tokens for `compute`: the KV caches of its `layers`, and its `pooled` states."""
-        # The caches of a layer are computed from the layer before; behind the last one come pooled states.
-        last = [array for layer in layers for array in layer]
-        self._layers.extend([*(list(layer) for layer in layers[1:]), [*last, *pooled]])
-        self._layer_tokens = tokens
-
-    def compute(self, tokens_max: int) -> int:
-        """Compute layers of the chunk with `tokens_max` tokens together, at least one; returns their tokens."""
-        count = min(len(self._layers), max(1, tokens_max // self._layer_tokens))
-        mx.eval([self._layers.popleft() for _ in range(count)])
-        return count * self._layer_tokens
-
-    def start(self) -> None:
-        """Start all layers that are left."""
-        kv.start(list(self._layers))
-        self._layers.clear()
-
-    def landing(self) -> list[tuple[list[Row], mx.array]]:
-        """The vectors that are computed or in flight, for `report`."""
-        if self._layers:
-            return []
-        landing, self._built = self._built, []
-        return landing
+    def unread(self) -> list[mx.array]:
+        """Pooled states of texts of which a part is read."""
+        return [pooled for pooled in self._partial.values() if pooled is not None]
 
     def report(self, landing: Sequence[tuple[list[Row], mx.array]], result: StepResult) -> None:
         """Wait for vectors and hand them to their rows of texts; beginnings that gave finite ones are valid."""
-        for rows, vectors in landing:
-            found = np.array(vectors)
-            for row, vector in zip(rows, found, strict=True):
-                for offer in row.offers:
-                    self._store.accept(offer) if np.isfinite(vector).all() else self._store.withdraw(offer)
-            self.queue.settle([_place(row) for row in rows], found, result)
+        if not landing:
+            return
+        vectors = np.concatenate([np.array(made) for _, made in landing])
+        rows = [row for texts, _ in landing for row in texts]
+        for row, vector in zip(rows, vectors, strict=True):
+            row.is_finite = bool(np.isfinite(vector).all())
+            for offer in row.offers:
+                self._store.accept(offer) if row.is_finite else self._store.withdraw(offer)
+            self.close(row)
+        self.queue.settle([_place(row) for row in rows], vectors, result)
+
+    @staticmethod
+    def close(row: Row) -> None:
+        """Free the cache of a text."""
+        if row.cache is not None:
+            row.cache.close(is_finite=row.is_finite)
+            row.cache = None
 
 
 def _place(row: Row) -> TextPlace:

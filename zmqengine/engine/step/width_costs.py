@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import mlx.core as mx
 
-from zmqengine.engine import kv
-from zmqengine.engine.host.device import CPU, Device
-from zmqengine.engine.interface import RowRequest, StepResult
+from zmqengine.engine.interface import RowRequest
+from zmqengine.engine.models.model_runner import ModelRunner, RowPiece
 from zmqengine.engine.row import Row
+from zmqengine.engine.sampling.draw import Draw
+from zmqengine.engine.sampling.sampler import Sampled, Sampler
 from zmqengine.engine.speculation.costs import WidthCosts
-from zmqengine.engine.speculation.verify_block import Draft, VerifyBlock
-from zmqengine.engine.step.decode import DecodeBatch
-from zmqengine.engine.step.packed import forward
 
 # Maximum seconds of all measurements.
 _SECONDS_MAX = 6.0
@@ -29,40 +26,18 @@ _PLAIN_STEPS = 4
 _PROMPT_TOKENS = 32
 # Lengths of rows: a GPU has other attention kernels for longer rows.
 _LONG_PROMPT_TOKENS = (256, 1024)
-_TRACES_S = 2.0
-
-
-class FixedWidth:
-    """Plans a verify block of `width` in every step, with arbitrary draft tokens; 1 for plain steps."""
-
-    def __init__(self) -> None:
-        self.width = 1
-
-    def is_worth_waiting(self, rows: Sequence[Row], *, changed: bool) -> bool:
-        """Whether the step is a verify block."""
-        return self.width > 1
-
-    def plan(self, rows: Sequence[Row]) -> VerifyBlock | None:
-        """The verify block."""
-        if self.width == 1:
-            return None
-        return VerifyBlock.of(rows, [Draft([1] * (self.width - 1), "")] * len(rows))
-
-    def commit(self, rows: Sequence[Row], block: VerifyBlock, accepted: Sequence[int]) -> None:
-        """Learns nothing."""
 
 
 def measure_costs(
-    model: Any,
-    new_batch: Callable[[FixedWidth], DecodeBatch],
+    runner: ModelRunner,
+    draw: Draw,
     costs: WidthCosts,
     *,
     vocab_size: int,
     rows_max: int,
     widths: Sequence[int],
     positions_max: int,
-    kernels: kv.KVKernels,
-    device: Device = CPU,
+    is_gpu: bool,
 ) -> None:
     """Time steps of one row, of some and of `rows_max` into `costs`, for a few seconds in all, unless it has costs.
 
@@ -73,54 +48,51 @@ def measure_costs(
     is_known, left_s = bool(costs.seconds) and not costs.again, _SECONDS_MAX
     for rows in sorted({1, min(8, rows_max), rows_max}):
         known = [1, *(width for width in widths if rows * width <= positions_max)]
-        prompts = [_PROMPT_TOKENS + index % 2 for index in range(rows)]
-        timer = _Timer(model, new_batch, vocab_size, prompts, kernels)
-        if device.is_gpu:
+        timer = _Timer(runner, draw, vocab_size, [_PROMPT_TOKENS + index % 2 for index in range(rows)])
+        if is_gpu:
             timer.best_s(known, 1, math.inf)
-        if is_known:
-            continue
-        began_s = time.perf_counter()
-        if earlier := costs.seconds.get(rows, {}):
-            now = timer.best_s(known, 1, began_s + left_s)
-            costs.seconds[rows] = {
-                width: min(each.get(width, math.inf) for each in (earlier, now)) for width in {*earlier, *now}
-            }
-        else:
-            costs.seconds[rows] = timer.best_s(
-                known, _TRIES, began_s + left_s, began_s + min(_TRIES_S, left_s)
-            )
-        left_s -= time.perf_counter() - began_s
-    if device.is_gpu:
-        for width in widths if hasattr(model, "trace_steps") else ():
-            traces_until_s = time.perf_counter() + _TRACES_S
-            model.trace_steps(min(rows_max, positions_max // width), traces_until_s, width)
+        if not is_known:
+            began_s = time.perf_counter()
+            if earlier := costs.seconds.get(rows, {}):
+                now = timer.best_s(known, 1, began_s + left_s)
+                costs.seconds[rows] = {
+                    width: min(each.get(width, math.inf) for each in (earlier, now))
+                    for width in {*earlier, *now}
+                }
+            else:
+                costs.seconds[rows] = timer.best_s(
+                    known, _TRIES, began_s + left_s, began_s + min(_TRIES_S, left_s)
+                )
+            left_s -= time.perf_counter() - began_s
+        timer.close()
+    if is_gpu:
         for tokens in _LONG_PROMPT_TOKENS:
-            _Timer(model, new_batch, vocab_size, [tokens], kernels).best_s(widths, 1, math.inf)
+            timer = _Timer(runner, draw, vocab_size, [tokens])
+            timer.best_s(widths, 1, math.inf)
+            timer.close()
 
 
 class _Timer:
-    """A decode batch of rows of a few prompt lengths, whose steps are timed."""
+    """Rows of a few prompt lengths, whose steps are timed."""
 
-    def __init__(
-        self,
-        model: Any,
-        new_batch: Callable[[FixedWidth], DecodeBatch],
-        vocab_size: int,
-        prompts: Sequence[int],
-        kernels: kv.KVKernels,
-    ) -> None:
-        self._model = model
-        self._planner = FixedWidth()
-        self._batch = new_batch(self._planner)
-        rows, alone = [], {}
-        for number, tokens in enumerate(prompts):
-            row = Row(RowRequest(number, [1] * (tokens + 1)), vocab_size, 1 << 20)
+    def __init__(self, runner: ModelRunner, draw: Draw, vocab_size: int, prompts: Sequence[int]) -> None:
+        self._runner = runner
+        self._rows = [
+            Row(RowRequest(number, [1] * (tokens + 1)), vocab_size, 1 << 20)
+            for number, tokens in enumerate(prompts)
+        ]
+        self._sampler = Sampler(vocab_size, draw)
+        self._sampler.set_rows(self._rows)
+        for row, tokens in zip(self._rows, prompts, strict=True):
+            row.cache = runner.open(tokens + max(1, _PLAIN_STEPS))
+            prompt = mx.array(row.tokens[:-1], mx.uint32)
+            mx.eval(runner.forward([RowPiece(row, 0, tokens)], prompt, 1).marker)
             row.computed_tokens = tokens
-            rows.append(row)
-            if tokens not in alone:
-                alone[tokens] = kv.new_caches(model)
-                mx.eval(kv.prefill_row(model, alone[tokens], [1] * tokens))
-        self._batch.join(rows, kv.KVBatch.merge([alone[tokens] for tokens in prompts], prompts, kernels))
+
+    def close(self) -> None:
+        """Free the caches."""
+        for row in self._rows:
+            row.cache.close(is_finite=True)
 
     def best_s(
         self, widths: Sequence[int], tries: int, until_s: float, further_until_s: float = 0.0
@@ -139,17 +111,25 @@ class _Timer:
         return best_s
 
     def _step_s(self, width: int) -> float:
-        self._planner.width = width
-        # A call launches one plain step and lands another: only several calls take the time of as many steps.
+        """Seconds of a step: of several plain ones, one ahead of another as in the engine, or of one verify block."""
         count = 1 if width > 1 else _PLAIN_STEPS
-        self._take_steps(count)
         started_s = time.perf_counter()
-        self._take_steps(count)
-        return (time.perf_counter() - started_s) / count
-
-    def _take_steps(self, count: int) -> None:
+        previous: Sampled | None = None
         for _ in range(count):
-            result = StepResult()
-            if (segment := self._batch.begin(result, lambda: True)) is not None:
-                (logits,) = forward(self._model, [segment])
-                self._batch.complete(logits, result)
+            pieces = [RowPiece(row, row.computed_tokens, width, samples=width) for row in self._rows]
+            tokens = mx.array([1] * (width * len(self._rows)), mx.uint32)
+            if previous is not None:
+                tokens = previous.tokens.astype(mx.uint32)
+            logits = self._runner.forward(pieces, tokens, width).logits
+            assert logits is not None
+            if previous is not None and not self._runner.launches_ahead:
+                previous.read()
+            drafted = None if width == 1 else mx.full((len(self._rows), width - 1), 1, mx.int32)
+            sampled = self._sampler.sample(logits, drafted)
+            mx.async_eval(sampled.arrays())  # type: ignore[no-untyped-call]
+            if previous is not None and self._runner.launches_ahead:
+                previous.read()
+            previous = sampled
+        assert previous is not None
+        previous.read()
+        return (time.perf_counter() - started_s) / count

@@ -1,1 +1,1 @@
-"""Rows of texts, and their pooling: shared by the packed step and the engine of encoders."""
+"""Rows of texts, and their pooling: shared by the steps of decoders and the engine of encoders."""

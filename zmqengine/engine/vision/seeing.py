@@ -125,67 +125,31 @@ class Seeing:
 
     # --- what rows read ---
 
-    def embeddings(self, inputs: mx.array, rows: Sequence[Row]) -> mx.array | None:
-        """Embeddings of `inputs` [rows, width], the next tokens of each row, with features in their places.
+    def embed(self, tokens: mx.array) -> mx.array:
+        """Embeddings [rows, width, dim] of tokens [rows, width] by the text model."""
+        return self._eye.embed(tokens)
 
-        None if no row has a feature among them.
-        """
-        found = self._within(inputs, rows)
-        if not found:
-            return None
-        embedded = self._eye.embed(inputs)
-        for place, columns, features, within in found:
-            own = features.main[mx.array(within)]
-            embedded[place, mx.array(columns)] = own.astype(embedded.dtype)
-        return embedded
+    @property
+    def deep_layers(self) -> int:
+        """Layers behind which deep features are added."""
+        return self._eye.tower.deep_layers
 
-    def deep(self, inputs: mx.array, rows: Sequence[Row]) -> list[mx.array]:
-        """Deep features in their places among zeros, [rows, width, dim] for each of the first layers that have some."""
-        found = self._within(inputs, rows)
-        made = []
-        for number in range(self._eye.tower.deep_layers if found else 0):
-            first = found[0][2].deep[number]
-            numbers = mx.zeros((*inputs.shape, first.shape[-1]), first.dtype)
-            for place, columns, features, within in found:
-                numbers[place, mx.array(columns)] = features.deep[number][mx.array(within)]
-            made.append(numbers)
-        return made
-
-    def _within(
-        self, inputs: mx.array, rows: Sequence[Row]
-    ) -> list[tuple[int, np.ndarray, Features, np.ndarray]]:
-        """Features among `inputs`: the place of a row, columns, the features of an image, and which of them."""
+    def features_of(
+        self, row: Row, start: int, count: int
+    ) -> list[tuple[np.ndarray, mx.array, list[mx.array]]]:
+        """Features among `count` tokens of a row from `start` on: their columns, numbers [features, dim], and those to
+        add behind each of the first layers."""
         found = []
-        for place, row in enumerate(rows):
-            end = min(row.computed_tokens + inputs.shape[1], row.prefill_tokens - 1)
-            for image, places in _ahead(row):
-                within = np.flatnonzero((places >= row.computed_tokens) & (places < end))
-                if len(within):
-                    features = self._features[row.scope, image.hash]
-                    found.append((place, places[within] - row.computed_tokens, features, within))
+        for image, places in row.features:
+            within = np.flatnonzero((places >= start) & (places < start + count))
+            if len(within):
+                features = self._features[row.scope, image.hash]
+                index = mx.array(within)
+                deep = [features.deep[number][index] for number in range(self.deep_layers)]
+                found.append((places[within] - start, features.main[index], deep))
         return found
 
 
 def _ahead(row: Row) -> list[tuple[RowImage, np.ndarray]]:
     """The images of a row with features that it has not read, and the places of their features in its prompt."""
     return [(image, places) for image, places in row.features if places[-1] >= row.computed_tokens]
-
-
-def positions(inputs: mx.array, rows: Sequence[Row]) -> mx.array | None:
-    """Three positions [3, rows, width] of `inputs` [rows, width], the next tokens of each row, if one has such."""
-    if all(row.positions is None for row in rows):
-        return None
-    width = inputs.shape[1]
-    found = np.zeros((3, len(rows), width), np.int32)
-    for place, row in enumerate(rows):
-        if row.positions is None:
-            found[:, place] = row.computed_tokens + np.arange(width)
-        else:
-            own = row.positions[:, row.computed_tokens : row.computed_tokens + width]
-            found[:, place, : own.shape[1]] = own
-    return mx.array(found)
-
-
-def shift(rows: Sequence[Row]) -> mx.array | None:
-    """Positions ahead of the tokens in each of `rows` in decode, [rows]; None if there are none in any row."""
-    return mx.array([row.shift for row in rows], mx.int32) if any(row.shift for row in rows) else None

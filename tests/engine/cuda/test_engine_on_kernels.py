@@ -1,0 +1,108 @@
+"""An engine on the kernels for CUDA makes the tokens that it makes on MLX's operations."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from tests.support.drafts import Erring, speculator
+from tests.support.engines import Run, finish, make_engine, step
+from tests.support.models import LLAMA, VOCAB_SIZE, build_model
+from zmqengine.engine.cuda.cuda_ops import CudaOps
+from zmqengine.engine.interface import RowRequest
+from zmqengine.engine.kv.slots import Slot, Slots
+from zmqengine.engine.models.decoder import DecoderModel
+from zmqengine.engine.models.decoder_weights import DecoderWeights, read_weights
+from zmqengine.engine.models.ops import Ops, PlainOps
+from zmqengine.engine.models.slot_runner import SlotRunner
+from zmqengine.engine.row import Row
+
+pytestmark = pytest.mark.cuda_emulated
+
+CONTEXT = 2048
+SHARED = [7 * number % VOCAB_SIZE for number in range(80)]
+
+
+@pytest.fixture(scope="module")
+def weights() -> DecoderWeights:
+    model = build_model({**LLAMA, "hidden_size": 128, "head_dim": 64, "num_hidden_layers": 2})
+    model.set_dtype(mx.float16)
+    return read_weights(model)
+
+
+def engine_on(weights: DecoderWeights, ops: Ops, **options: Any) -> Any:
+    decoder: Any = DecoderModel(weights, ops, replays=isinstance(ops, CudaOps))
+    return make_engine(SlotRunner(decoder, CONTEXT), context_tokens=CONTEXT, **options)
+
+
+def requests(count: int, tokens: int) -> list[RowRequest]:
+    """Half of them begin alike. The first outgrows its slot."""
+    draw = random.Random(3)
+    prompts = [[draw.randrange(VOCAB_SIZE) for _ in range(draw.choice((3, 20, 50)))] for _ in range(count)]
+    prompts[0] = [draw.randrange(VOCAB_SIZE) for _ in range(512 - tokens // 2)]
+    return [
+        RowRequest(row, [*SHARED, *prompt] if row % 2 else prompt, draw.randrange(tokens // 2, tokens + 1))
+        for row, prompt in enumerate(prompts)
+    ]
+
+
+def live(engine: Any, rows: list[RowRequest], removed: int, parked: int) -> Run:
+    """Rows come in turn; of two in decode one is removed, and the other comes back after others have joined."""
+    run = Run()
+    away = None
+    for number, request in enumerate(rows):
+        assert engine.insert([request]) == []
+        for _ in range(1 + number % 3):
+            step(engine, run)
+        if number == parked + 2:
+            assert run.ids(parked)
+            assert not run.ended(parked)
+            engine.park(parked)
+            away = replace(rows[parked], emitted=run.ids(parked))
+        if number == parked + 4:
+            assert away is not None
+            engine.insert([away])
+        if number == removed + 2:
+            assert not run.ended(removed)
+            engine.remove([removed])
+    return finish(engine, run)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "drafts"),
+    [("plain_kernels", False), ("plain_kernels", True), ("kernels_as_written", True)],
+    indirect=["kernels"],
+)
+def test_rows_make_the_tokens_of_plain_operations(
+    kernels: str, weights: DecoderWeights, drafts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that join, move to larger slots, are removed, parked and restored, and that draft."""
+    rows = requests(10, 24)
+    wanted = Run()
+    reference = engine_on(weights, PlainOps())
+    assert reference.insert(rows) == []
+    finish(reference, wanted)
+    known = {(tuple(row.prompt), Row(row, VOCAB_SIZE, CONTEXT).key): wanted.ids(row.row) for row in rows}
+    moves: list[tuple[int, int]] = []
+    move = Slots.move
+
+    def noted(self: Slots, slot: Slot, tokens: int, computed: int) -> Slot:
+        larger = move(self, slot, tokens, computed)
+        moves.append((slot.capacity, larger.capacity))
+        return larger
+
+    monkeypatch.setattr(Slots, "move", noted)
+    engine = engine_on(weights, CudaOps(), speculator=speculator(Erring(known)) if drafts else None)
+    run = live(engine, rows, removed=3, parked=4)
+    assert run.failures == []
+    assert moves == [(512, 1024)]
+    assert bool(run.drafts) == drafts
+    # Restored from the blocks of a row before.
+    assert [run.cached(number) for number in (5, 7, 9)] == [len(SHARED)] * 3
+    assert run.ids(3) == wanted.ids(3)[: len(run.ids(3))]
+    others = [number for number in range(10) if number != 3]
+    assert [run.ids(number) for number in others] == [wanted.ids(number) for number in others]

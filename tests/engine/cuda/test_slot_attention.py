@@ -1,0 +1,299 @@
+"""Rows over slots attend, and their slots are written, as by MLX's operations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.support import cuda_kernels
+from tests.support.calls import calls_of
+from tests.support.models import LLAMA, build_model
+from zmqengine.engine.cuda import attention, kernel
+from zmqengine.engine.cuda.cuda_ops import CudaOps
+from zmqengine.engine.cuda.slot_attention import CudaAttention
+from zmqengine.engine.host.backend import on_cuda
+from zmqengine.engine.kv.slots import POOLS_MAX, KVShape, MlxStorage, Slots
+from zmqengine.engine.models.attention import MlxAttention, PlacedPiece
+from zmqengine.engine.models.decoder import DecoderModel, Inputs
+from zmqengine.engine.models.decoder_weights import HeadShape, QueryKeyNorms, RotaryEmbedding, read_weights
+from zmqengine.engine.models.ops import PlainOps
+
+pytestmark = pytest.mark.cuda_emulated
+
+CONTEXT = 2048
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The next `count` tokens of a row that has `computed`, in a slot of `capacity`; positions are ahead by `shift`."""
+
+    computed: int
+    count: int
+    capacity: int = 512
+    shift: int = 0
+
+
+STEPS = {
+    "rows in decode of unlike lengths": [
+        Tokens(0, 1),
+        Tokens(1, 1),
+        Tokens(39, 1),
+        Tokens(15, 1),
+        Tokens(16, 1),
+    ],
+    "verify blocks of unlike widths": [Tokens(5, 3), Tokens(60, 8), Tokens(31, 1), Tokens(0, 6)],
+    "a prompt beside rows in decode": [Tokens(40, 1), Tokens(7, 1), Tokens(0, 30)],
+    # Three heads share keys: the last of three tiles of 64 queries has 7 of them.
+    "a prompt of several tiles": [Tokens(30, 45), Tokens(0, 9)],
+    "several pools": [
+        Tokens(20, 1),
+        Tokens(3, 4),
+        Tokens(9, 1, 1024),
+        Tokens(0, 25, 1024),
+        Tokens(2, 1, 2048),
+    ],
+    # Enough columns that thread blocks share them.
+    "rows of many columns": [Tokens(300, 1), Tokens(7, 3), Tokens(255, 40), Tokens(511, 1, 1024)],
+    "positions ahead of columns": [Tokens(20, 1, shift=7), Tokens(20, 1)],
+}
+
+
+def numbers(shape: Sequence[int], seed: int, dtype: mx.Dtype) -> mx.array:
+    return mx.random.normal(shape, key=mx.random.key(seed)).astype(dtype)
+
+
+def head_shape(dim: int, dtype: mx.Dtype = mx.float16, *, normed: bool = False) -> HeadShape:
+    norms = None
+    if normed:
+        queries, keys = (numbers((dim,), seed, dtype) for seed in (1, 2))
+        both = mx.concatenate([mx.broadcast_to(queries, (6, dim)), mx.broadcast_to(keys, (2, dim))])
+        norms = QueryKeyNorms(queries, keys, both, 1e-6)
+    return HeadShape(
+        6, 2, dim, dim**-0.5, RotaryEmbedding(dim, False, 1e4, 1.0, None, 1.0), norms, None, dtype
+    )
+
+
+def slots_of(heads: HeadShape, step: Sequence[Tokens]) -> tuple[Slots, list[PlacedPiece]]:
+    """Slots of these rows, whose computed columns have the same numbers every time; others are not numbers."""
+    slots = Slots([KVShape(heads.key_heads, heads.dim, heads.dtype)], CONTEXT)
+    pieces = [PlacedPiece(slots.take(each.capacity), each.computed, each.count, each.shift) for each in step]
+    for number, piece in enumerate(pieces):
+        slot, computed = piece.slot, piece.start
+        assert slot.capacity == step[number].capacity
+        for offset, arrays in enumerate((slot.pool.keys, slot.pool.values)):
+            seed = 10 + 2 * number + offset
+            columns = numbers((heads.key_heads, computed, heads.dim), seed, heads.dtype)
+            arrays[0][slot.index, :, :computed] = columns
+    return slots, pieces
+
+
+def by_mlx(heads: HeadShape, pieces: Sequence[PlacedPiece], product: mx.array) -> mx.array:
+    """The reference, without padding."""
+    positions = np.concatenate([piece.start + piece.shift + np.arange(piece.count) for piece in pieces])
+    tokens = len(positions)
+    layout = MlxAttention([heads])
+    qkv = PlainOps().rotate(product[:tokens], heads, mx.array(positions.astype(np.int32)))
+    return layout.attend(layout.begin(pieces, tokens), 0, qkv)
+
+
+def host(array: mx.array) -> np.ndarray:
+    return np.array(array.astype(mx.float32))
+
+
+@pytest.mark.parametrize(("dim", "dtype"), [(64, mx.float16), (128, mx.bfloat16)], ids=str)
+@pytest.mark.parametrize("name", STEPS)
+def test_rows_attend_as_by_mlx(kernels: str, name: str, dim: int, dtype: mx.Dtype) -> None:
+    """To their own columns, in one part or several; and only the columns of new tokens are written."""
+    if kernels == "plain_kernels":
+        # NumPy has no bfloat16.
+        dtype = mx.float16
+    step, padding = STEPS[name], 5
+    heads = head_shape(dim, dtype, normed=dim == 64)
+    tokens = sum(each.count for each in step)
+    product = numbers((tokens + padding, 10 * dim), 50, dtype)
+    expected, pieces = slots_of(heads, step)
+    wanted = host(by_mlx(heads, pieces, product))
+    slots, pieces = slots_of(heads, step)
+    attend = CudaAttention([heads])
+    layout = attend.begin(pieces, tokens + padding)
+    got = host(attend.attend(layout, 0, [product]))
+    assert layout.kind[1] == (4 if name == "rows of many columns" else 1)
+    # One rounding of a number of about 1, and some of a product of them.
+    tolerance = 0.01 if dtype == mx.float16 else 0.05
+    assert np.abs(got[:tokens] - wanted).max() < tolerance
+    assert not got[tokens:].any()
+    for capacity, pool in slots.pools.items():
+        for arrays, others in (
+            (pool.keys, expected.pools[capacity].keys),
+            (pool.values, expected.pools[capacity].values),
+        ):
+            assert np.abs(host(arrays[0]) - host(others[0])).max() < tolerance
+
+
+def test_columns_of_no_row_are_not_read(kernels_as_written: None) -> None:
+    """Neither those behind a row nor those of other slots: they are not numbers."""
+    heads = head_shape(64)
+    step = [Tokens(20, 1), Tokens(0, 30), Tokens(40, 5)]
+    product = numbers((36, 640), 50, mx.float16)
+    _, pieces = slots_of(heads, step)
+    wanted = host(by_mlx(heads, pieces, product))
+    slots, pieces = slots_of(heads, step)
+    pool = pieces[0].slot.pool
+    columns = mx.arange(pool.capacity)[None, :] < mx.array([20, 0, 40])[:, None]
+    for arrays in (pool.keys, pool.values):
+        arrays[0] = mx.where(columns[:, None, :, None], arrays[0], mx.array(float("nan"), mx.float16))
+    slots.pools[512].replaced()
+    attend = CudaAttention([heads])
+    got = host(attend.attend(attend.begin(pieces, 36), 0, [product]))
+    assert np.abs(got - wanted).max() < 0.01
+
+
+def test_the_places_of_tokens_and_the_tiles_of_queries() -> None:
+    """Of each token its pool, slot, column and position. Of each tile the pool and slot of its row, the column behind
+    the last one, the row's tokens, the tile's first query, the row's first token, and whether its warps are apart."""
+    heads = head_shape(64)
+    _, pieces = slots_of(heads, [Tokens(20, 1, shift=3), Tokens(6, 2), Tokens(0, 30, 1024)])
+    layout = CudaAttention([heads]).begin(pieces, 36)
+    places, tiles = (np.array(array) for array in layout.shared)
+    rows = [(0, 0, 20, 23), (0, 1, 6, 6), (0, 1, 7, 7), *((1, 0, at, at) for at in range(30))]
+    assert places.reshape(-1, 4).tolist() == [*map(list, rows), *[[-1] * 4] * 3]
+    assert tiles.reshape(-1, attention.TILE).tolist() == [
+        # Three heads of 30 tokens are 90 queries.
+        [1, 0, 30, 30, 0, 3, 1],
+        [1, 0, 30, 30, 64, 3, 1],
+        # Padding is a row without columns.
+        [0, 0, 0, 3, 0, 33, 0],
+        [0, 1, 8, 2, 0, 1, 0],
+        [0, 0, 21, 1, 0, 0, 0],
+    ]
+    assert layout.kind == (5, 1)
+
+
+def test_a_trace_is_for_tiles_and_parts_of_few_numbers() -> None:
+    """Whatever rows and pools there are; tiles without tokens fill up the number."""
+    heads = head_shape(64)
+    attend = CudaAttention([heads])
+    _, pieces = slots_of(heads, [Tokens(5, 1)] * 9)
+    layout = attend.begin(pieces, 10)
+    assert layout.kind == (10, 1)
+    assert len(layout.layers[0]) == 2 * POOLS_MAX
+    examples = attend.examples(10)
+    assert [example.kind for example in examples] == [(10, 1), (10, 4), (10, 16)]
+    for one, other in zip(
+        [*layout.shared, *layout.layers[0]], [*examples[0].shared, *examples[0].layers[0]], strict=True
+    ):
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+    # Many rows fill the device with one part each.
+    assert [example.kind for example in attend.examples(256)] == [(256, 1)]
+
+
+def test_a_replaced_array_is_found_by_the_next_step(plain_kernels: list[str]) -> None:
+    """As after a pool has grown."""
+    heads = head_shape(64)
+    slots, pieces = slots_of(heads, [Tokens(5, 1)])
+    attend = CudaAttention([heads])
+    product = numbers((1, 640), 50, mx.float16)
+    mx.eval(attend.attend(attend.begin(pieces, 1), 0, [product]))
+    before = pieces[0].slot.pool.keys[0]
+    slots.take(1)
+    mx.eval(attend.attend(attend.begin([replace(pieces[0], start=6)], 1), 0, [product]))
+    after = pieces[0].slot.pool.keys[0]
+    assert after is not before
+    assert host(after)[0, :, 6].any()
+    assert not host(before)[0, :, 6].any()
+
+
+def test_tokens_with_three_positions_are_left_to_mlx(plain_kernels: list[str]) -> None:
+    """They come rotated; the steps before and after them use the kernels."""
+    heads = head_shape(64)
+    attend = CudaAttention([heads])
+    product = numbers((12, 640), 50, mx.float16)
+    results = []
+    for is_turned in (False, True):
+        _, (piece,) = slots_of(heads, [Tokens(0, 12)])
+        if is_turned:
+            first = replace(piece, count=10)
+            qkv = PlainOps().rotate(product[:10], heads, mx.arange(10))
+            attended = [attend.attend(attend.begin([first], 10), 0, qkv)]
+            last = replace(piece, start=10, count=2)
+            attended.append(attend.attend(attend.begin([last], 2), 0, [product[10:]]))
+            results.append(mx.concatenate(attended))
+        else:
+            results.append(attend.attend(attend.begin([piece], 12), 0, [product]))
+    assert np.abs(host(results[0]) - host(results[1])).max() < 0.01
+
+
+def test_heads_without_a_kernel_are_left_to_mlx() -> None:
+    """All layers, if one is of such a kind; and their slots."""
+    heads = head_shape(64)
+    ops = CudaOps()
+    assert isinstance(ops.attention([heads]), CudaAttention)
+    assert ops.storage().writes_in_place
+    for unlike in (heads._replace(window=8), heads._replace(dtype=mx.float32), heads._replace(heads=4)):
+        assert isinstance(ops.attention([heads, unlike]), MlxAttention)
+        assert type(ops.storage()) is MlxStorage
+
+
+LAYERS = 4
+CALLS_MAX = 50
+"""Python and C functions that are called for a layer."""
+
+
+@pytest.mark.skipif(on_cuda(), reason="the kernels are there")
+def test_a_layer_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever rows and pools: the host's time for them was most of such a step on a GPU. Python calls no kernel once
+    there is a trace, the attention's of the first step neither where it was traced ahead."""
+    called: list[str] = []
+
+    def cuda_kernel(*, name: str, **_: Any) -> Any:
+        def call(*, output_shapes: Any, output_dtypes: Any, **_: Any) -> list[mx.array]:
+            called.append(name)
+            return list(map(mx.zeros, output_shapes, output_dtypes))
+
+        return call
+
+    monkeypatch.setattr(mx.fast, "cuda_kernel", cuda_kernel)
+    monkeypatch.setattr(kernel, "kernel_cache", lambda: None)
+    cuda_kernels.forget()
+    counts = []
+    for layers in (LAYERS, 2 * LAYERS):
+        model = build_model({**LLAMA, "hidden_size": 256, "head_dim": 64, "num_hidden_layers": layers})
+        model.set_dtype(mx.float16)
+        decoder = DecoderModel(read_weights(model), CudaOps(), replays=True)
+        called.clear()
+        decoder.trace([8], float("inf"))
+        # The end of the layers is of another kind: two traces for each number of parts.
+        attend: Any = decoder.attention
+        kinds = len(attend.examples(8))
+        assert (
+            called.count("rotary_heads")
+            == called.count("attention") + called.count("attention_part")
+            == 2 * kinds
+        )
+        forward(decoder, [Tokens(9, 1)] * 8)
+        called.clear()
+        _, calls = calls_of(partial(forward, decoder, [Tokens(20, 1)] * 5 + [Tokens(3, 1, 1024)] * 3))
+        assert not called
+        counts.append(calls)
+    cuda_kernels.forget()
+    of_layer = (counts[1] - counts[0]) / LAYERS
+    print(f"{of_layer:.0f} calls a layer")
+    assert of_layer <= CALLS_MAX
+
+
+def forward(decoder: DecoderModel, step: Sequence[Tokens]) -> mx.array:
+    """Hidden states of a step of these rows."""
+    slots = Slots(decoder.shapes, CONTEXT)
+    pieces = [PlacedPiece(slots.take(each.capacity), each.computed, each.count) for each in step]
+    count = len(pieces)
+    inputs = Inputs(
+        mx.zeros((count,), mx.uint32), mx.zeros((count,), mx.int32), mx.arange(count, dtype=mx.int32)
+    )
+    hidden: mx.array = decoder.forward(inputs, decoder.attention.begin(pieces, count))
+    return hidden

@@ -1,0 +1,285 @@
+"""Slots: where rows of our own decoder keep their keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import mlx.core as mx
+
+CAPACITY_MIN = 512
+"""Tokens of the smallest slot: shorter rows share a pool, and so a call of attention."""
+POOLS_MAX = 8
+"""Maximum number of capacities: a kernel of ours takes the arrays of as many pools."""
+
+
+class KVShape(NamedTuple):
+    """Keys and values of one layer: `heads` of `dim` numbers a token."""
+
+    heads: int
+    dim: int
+    dtype: mx.Dtype
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnWrite:
+    """Keys or values of consecutive tokens, [1, heads, tokens, dim], for columns `start` on of one slot."""
+
+    array: Any
+    index: int
+    start: int
+    columns: Any
+
+
+class SlotStorage(Protocol):
+    """Arrays of slots on one device."""
+
+    on_mlx: bool
+    """Whether the arrays are MLX's, which counts their bytes."""
+    writes_in_place: bool
+    """Whether `write` changes an array that a step in flight may read, unknown to MLX."""
+    slots_least: int
+    """Slots of a new pool."""
+
+    def zeros(self, shape: Sequence[int], dtype: mx.Dtype) -> Any:
+        """A new array of zeros."""
+        ...
+
+    def joined(self, first: Any, second: Any) -> Any:
+        """A new array of the slots of both."""
+        ...
+
+    def write(self, writes: Sequence[ColumnWrite]) -> None:
+        """Write columns of one slot: keys of a layer, its values, those of another layer, and so on."""
+        ...
+
+    def stacked(self, parts: Sequence[Any]) -> mx.array:
+        """A copy of parts [1, heads, tokens, dim] of slots as one array of MLX, [parts, 1, heads, tokens, dim]."""
+        ...
+
+
+class MlxStorage:
+    """`SlotStorage` by documented MLX operations: in place where nothing else refers to the array."""
+
+    on_mlx = True
+    writes_in_place = False
+    slots_least = 1
+
+    def zeros(self, shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
+        """See `SlotStorage`."""
+        return mx.zeros(list(shape), dtype)
+
+    def joined(self, first: mx.array, second: mx.array) -> mx.array:
+        """See `SlotStorage`."""
+        return mx.concatenate([first, second])
+
+    def write(self, writes: Sequence[ColumnWrite]) -> None:
+        """See `SlotStorage`."""
+        for one in writes:
+            stop = one.start + one.columns.shape[2]
+            one.array[one.index : one.index + 1, :, one.start : stop] = one.columns
+
+    def stacked(self, parts: Sequence[mx.array]) -> mx.array:
+        """See `SlotStorage`."""
+        return mx.stack(list(parts))
+
+
+class Slot:
+    """A row's place in a pool. Its tokens are in columns 0 on, in order; it never moves while a step may read it."""
+
+    __slots__ = ("index", "pool")
+
+    def __init__(self, pool: SlotPool, index: int) -> None:
+        self.pool = pool
+        self.index = index
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that fit."""
+        return self.pool.capacity
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the slot."""
+        return self.pool.slot_bytes
+
+    def park(self) -> None:
+        """Nothing: the row stays where it is."""
+
+    def close(self, *, is_finite: bool) -> None:
+        """Give the slot back. Unless its numbers are known to be finite, they are cleared before its next use."""
+        self.pool.give_back(self, is_finite=is_finite)
+
+
+class SlotPool:
+    """All slots of one capacity: `keys` and `values` [slots, heads, capacity, dim] of each layer."""
+
+    def __init__(self, shapes: Sequence[KVShape], capacity: int, storage: SlotStorage) -> None:
+        self.capacity = capacity
+        self.keys: list[Any] = []
+        self.values: list[Any] = []
+        self.slots: list[Slot | None] = []
+        self.slot_bytes = capacity * sum(2 * each.heads * each.dim * each.dtype.size for each in shapes)
+        self.views: Any = None
+        """What a back-end derives from the arrays; None once they are replaced."""
+        self._shapes = shapes
+        self._storage = storage
+        # Slots whose last row may have left numbers that are not finite.
+        self._unclean: set[int] = set()
+        self._touched = 0
+
+    @property
+    def rows(self) -> int:
+        """Slots of the arrays."""
+        return 0 if not self.keys else int(self.keys[0].shape[0])
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the arrays, without those of the host that were never written."""
+        return self.slot_bytes * (self.rows if self._storage.on_mlx else self._touched)
+
+    def take(self) -> Slot:
+        """The free slot with the least index; attention covers all up to the last one in use."""
+        free = next((index for index, slot in enumerate(self.slots) if slot is None), len(self.slots))
+        if free == len(self.slots):
+            self.slots.append(None)
+        if free >= self.rows:
+            self._grow()
+        self._touched = max(self._touched, free + 1)
+        slot = self.slots[free] = Slot(self, free)
+        if free in self._unclean:
+            self._unclean.remove(free)
+            self._storage.write(
+                [
+                    ColumnWrite(array, free, 0, self._storage.zeros((1, *array.shape[1:]), shape.dtype))
+                    for shape, both in zip(
+                        self._shapes, zip(self.keys, self.values, strict=True), strict=True
+                    )
+                    for array in both
+                ]
+            )
+        return slot
+
+    def give_back(self, slot: Slot, *, is_finite: bool) -> None:
+        """Free a slot. A pool without rows frees its arrays."""
+        assert self.slots[slot.index] is slot, "a slot is given back once"
+        self.slots[slot.index] = None
+        if not is_finite:
+            self._unclean.add(slot.index)
+        while self.slots and self.slots[-1] is None:
+            self.slots.pop()
+        if not self.slots:
+            self.keys, self.values = [], []
+            self._touched = 0
+            self._unclean.clear()
+            self.replaced()
+
+    def replaced(self) -> None:
+        """Note that arrays were replaced."""
+        self.views = None
+
+    def _grow(self) -> None:
+        """Add half as many slots again: at most a third is unused, and each is copied twice on average."""
+        more = max(self._storage.slots_least, self.rows // 2)
+
+        def grown(arrays: Sequence[Any]) -> list[Any]:
+            fresh = [
+                self._storage.zeros((more, each.heads, self.capacity, each.dim), each.dtype)
+                for each in self._shapes
+            ]
+            return (
+                [self._storage.joined(*pair) for pair in zip(arrays, fresh, strict=True)] if arrays else fresh
+            )
+
+        self.keys, self.values = grown(self.keys), grown(self.values)
+        self.replaced()
+
+
+class Slots:
+    """The slots of all rows, in pools of few capacities: powers of two from `CAPACITY_MIN` on.
+
+    A row that outgrows its slot moves to a larger one, alone.
+    """
+
+    def __init__(
+        self, shapes: Sequence[KVShape], context_tokens: int, storage: SlotStorage | None = None
+    ) -> None:
+        self.shapes = list(shapes)
+        self.storage: SlotStorage = storage or MlxStorage()
+        self.pools: dict[int, SlotPool] = {}
+        least = -(-context_tokens >> (POOLS_MAX - 1))
+        self._capacity_min = max(CAPACITY_MIN, 1 << max(0, least - 1).bit_length())
+        self._column_bytes = sum(2 * each.heads * each.dim * each.dtype.size for each in shapes)
+
+    def capacity(self, tokens: int) -> int:
+        """The capacity of the slot for a row of `tokens`."""
+        return max(self._capacity_min, 1 << max(0, tokens - 1).bit_length())
+
+    def project_bytes(self, tokens: int) -> int:
+        """Bytes of the slot of a row of `tokens`."""
+        return self.capacity(tokens) * self._column_bytes
+
+    def take(self, tokens: int) -> Slot:
+        """A free slot for a row of `tokens`."""
+        capacity = self.capacity(tokens)
+        if capacity not in self.pools:
+            self.pools[capacity] = SlotPool(self.shapes, capacity, self.storage)
+        return self.pools[capacity].take()
+
+    def move(self, slot: Slot, tokens: int, computed: int) -> Slot:
+        """Copy the first `computed` tokens of a slot into one for `tokens`, and give it back."""
+        larger = self.take(tokens)
+        writes = [
+            ColumnWrite(there, larger.index, 0, here[slot.index : slot.index + 1, :, :computed])
+            for here, there in zip(_arrays(slot.pool), _arrays(larger.pool), strict=True)
+        ]
+        if computed:
+            self.storage.write(writes)
+            if self.storage.on_mlx and not self.storage.writes_in_place:
+                # Before the next write to the smaller slot's pool, which MLX would copy while this reads it.
+                mx.eval([write.array for write in writes])
+        slot.close(is_finite=False)
+        return larger
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of slots in use."""
+        return sum(
+            pool.slot_bytes * sum(slot is not None for slot in pool.slots) for pool in self.pools.values()
+        )
+
+    @property
+    def empty_bytes(self) -> int:
+        """Bytes of allocated slots without a row."""
+        return sum(pool.bytes for pool in self.pools.values()) - self.byte_count
+
+    def clear(self) -> None:
+        """Drop all slots and their arrays."""
+        self.pools.clear()
+
+    # --- blocks of the prefix cache ---
+
+    def copy(self, slot: Slot, layers: Sequence[tuple[int, str]], start: int, end: int) -> mx.array:
+        """A copy of tokens `start` to `end` of arrays (layer, "keys" or "values"), [arrays, 1, heads, tokens, dim]."""
+        own = slice(slot.index, slot.index + 1)
+        return self.storage.stacked(
+            [getattr(slot.pool, name)[layer][own, :, start:end] for layer, name in layers]
+        )
+
+    def restore(
+        self, slot: Slot, layers: Sequence[tuple[int, str]], arrays: Sequence[Any], start: int = 0
+    ) -> None:
+        """Write columns [1, heads, tokens, dim] of arrays (layer, name) from column `start` on."""
+        self.storage.write(
+            [
+                ColumnWrite(getattr(slot.pool, name)[layer], slot.index, start, array)
+                for (layer, name), array in zip(layers, arrays, strict=True)
+            ]
+        )
+
+
+def _arrays(pool: SlotPool) -> Iterator[Any]:
+    for keys, values in zip(pool.keys, pool.values, strict=True):
+        yield keys
+        yield values
