@@ -16,8 +16,11 @@ from zmqengine_client import Client, TokenStream
 pytestmark = pytest.mark.process
 
 SECONDS = float(os.environ.get("ZMQENGINE_SOAK_SECONDS", "20")) / 6
-LIMIT_BYTES = 96 * 2**20
+LIMIT_BYTES = 32 * 2**20
 PROMPT_CACHE_BYTES = 4 * 2**20
+# Slots that rows outgrew after their admission stay allocated until the pool's last row ends; the next admission counts
+# them.
+OUTGROWN_BYTES = LIMIT_BYTES // 8
 STREAMS = 28
 
 
@@ -28,8 +31,8 @@ def new_stream(client: Client, chance: random.Random) -> TokenStream:
 
 def check_bytes(numbers: Mapping[str, float]) -> float:
     """Every byte within its budget; returns how many requests wait."""
-    assert numbers["active_bytes"] + numbers["cache_bytes"] <= LIMIT_BYTES
-    assert numbers["peak_bytes"] <= LIMIT_BYTES
+    assert numbers["active_bytes"] + numbers["cache_bytes"] <= LIMIT_BYTES + OUTGROWN_BYTES
+    assert numbers["peak_bytes"] <= LIMIT_BYTES + OUTGROWN_BYTES
     assert numbers["kv_projected_bytes"] <= numbers["kv_bytes_max"]
     assert numbers["prompt_cache_bytes"] <= PROMPT_CACHE_BYTES
     return numbers["queued"]

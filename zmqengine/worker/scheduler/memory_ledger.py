@@ -73,6 +73,14 @@ class MemoryLedger:
         """Whether `bytes_` more can be reserved now."""
         return self.reserved_bytes + bytes_ <= self.kv_bytes_max
 
+    def empty_bytes_beside(self, needed_bytes: int) -> int:
+        """Bytes of allocated slots without a row that remain when a new row of `needed_bytes` takes one of them.
+
+        The row may need a slot of another size: then the sum is short by its bytes, until the next row is admitted.
+        """
+        empty_bytes = 0 if self._generator is None else self._generator.empty_bytes
+        return max(0, empty_bytes - max(0, needed_bytes))
+
     def change(self, bytes_: int) -> None:
         """Reserve bytes; a negative number returns them."""
         self.reserved_bytes += bytes_
