@@ -333,6 +333,10 @@ def test_a_replay_with_logprobs_is_bounded_in_bytes(make_harness: Make) -> None:
     have = 0
     while True:
         replay = front_end.call(Resume(front_end.next_call(), "r", front_end.epoch, have))
+        if isinstance(replay, Rejected):
+            # libzmq tells a while after it has sent a reply that it has, so the worker may think it is unread.
+            assert replay.code == "overloaded"
+            continue
         assert isinstance(replay, Replay)
         assert len(codec.encode(replay)[1]) < commands.REPLAY_BYTES_MAX * 1.1
         have += len(replay.row.tokens)
