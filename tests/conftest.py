@@ -25,9 +25,6 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # that are started here inherit it.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
-# Engines assert the rules of writing KV caches in place (zmqengine/engine/kv/generations.py).
-os.environ.setdefault("ZMQENGINE_CHECK_KV", "1")
-
 # Sockets of tests lie in their directories, and the path of one has 103 bytes: macOS' own place is too long for it.
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/tmp")
 

@@ -252,8 +252,6 @@ class EngineMemory:
     prompt_cache: int = 0
     images: int = 0
     """Features of images."""
-    heap: int = 0
-    """Bytes of `active` and `buffers` in the heap of the C library: all of them on a CPU."""
 
 
 @runtime_checkable

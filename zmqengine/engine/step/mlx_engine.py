@@ -722,9 +722,6 @@ class MlxEngine:
             active=mx.get_active_memory() + runner.host_bytes,
             peak=mx.get_peak_memory() + runner.host_bytes,
             images=0 if seeing is None else seeing.bytes,
-            heap=0
-            if self._device.is_gpu
-            else mx.get_active_memory() + runner.host_bytes + mx.get_cache_memory(),
         )
 
     def close(self) -> None:
