@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 import tokenizers
 
+from tests.http.front import Front, Reply, post, serving
 from zmqengine.engine.fake.fake_tokenizer import CHAT_TEMPLATE, fake_tokenizer_json
 from zmqengine.engine.grammar.thinking import thinking_bound
 from zmqengine.errors import ZmqEngineError
@@ -28,12 +30,19 @@ from zmqengine.protocol.messages import (
 from zmqengine_client.core.chunks import Completion, PromptProgress, TokenChunk
 from zmqengine_client.core.embedding import Embedded
 from zmqengine_client.text.tokenizer import Tokenizer
+from zmqengine_http import HttpConfig
 
 VOCAB_SIZE = 300
 CONTEXT_TOKENS = 4096
 END_TOKEN = 0
 TOOLS_TEMPLATE = "{% if tools %}tools: {{ tools | tojson }}\n{% endif %}" + CHAT_TEMPLATE
+# A template that tells whether it was asked to think.
+THINKING_SWITCH = (
+    "{% if enable_thinking is defined and not enable_thinking %}off{% elif enable_thinking %}on{% endif %}"
+)
+USER: dict[str, object] = {"role": "user", "content": "Hi"}
 Say = Callable[[str], str]
+_Entered = TypeVar("_Entered", bound="ScriptedFront")
 
 
 class ScriptedClient:
@@ -187,3 +196,36 @@ def failing(error: ZmqEngineError) -> Say:
         raise error
 
     return say
+
+
+class ScriptedFront:
+    """A front-end on a model that says `text`; `client` keeps what that model was asked.
+
+    `options` are those of `HttpConfig`.
+    """
+
+    def __init__(
+        self,
+        template: str = TOOLS_TEMPLATE,
+        *,
+        text: str = "yes",
+        facts: Any = None,
+        special: Sequence[str] = (),
+        **options: Any,
+    ) -> None:
+        self.text = text
+        self.client = ScriptedClient(
+            lambda prompt: self.text, template=template, facts=facts, special=special
+        )
+        self._serving = serving(HttpConfig(**options), lambda address, on_event: self.client)
+
+    def __enter__(self: _Entered) -> _Entered:
+        self.front: Front = self._serving.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._serving.__exit__(*error)
+
+    def chat(self, **body: object) -> Reply:
+        """Ask for a chat completion, by default about `USER`."""
+        return post(self.front, "/v1/chat/completions", {"messages": [USER], **body})

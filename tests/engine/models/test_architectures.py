@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
-import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import make_prompt_cache
 
-from tests.support.engines import Run, finish, make_engine, step
+from tests.support.engines import Run, finish, greedy, make_engine, step
 from zmqengine.bench.models.small_models import ARCHITECTURES, VOCAB_SIZE, build_model
 from zmqengine.engine.interface import RowRequest
 
@@ -19,23 +15,12 @@ _TOKENS = 12
 ROW_BY_ROW = {"gemma2", "llama4"}
 
 
-def greedy(model: Any, prompt: list[int]) -> list[int]:
-    """Tokens of mlx-lm's own model and caches, one row alone."""
-    caches = make_prompt_cache(model)
-    inputs, found = mx.array([prompt]), []
-    for _ in range(_TOKENS):
-        token = mx.argmax(model(inputs, cache=caches)[:, -1], axis=-1)
-        found.append(cast(int, token.item()))
-        inputs = token[:, None]
-    return found
-
-
 @pytest.mark.parametrize("kernels", ["auto", "mlx"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_rows_of_every_architecture_make_the_tokens_that_mlx_lm_makes(name: str, kernels: str) -> None:
     """Rows join while others run, where the model can batch; every model reuses prefixes of other rows and turns."""
     model = build_model(ARCHITECTURES[name])
-    wanted = [greedy(model, prompt) for prompt in _ROWS]
+    wanted = [greedy(model, prompt, _TOKENS) for prompt in _ROWS]
     engine = make_engine(model, kernels=kernels)
     assert engine.info.batchable == (name not in ROW_BY_ROW)
     run = Run()

@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.http.front import Front, Reply, call, post, serving
-from tests.http.scripted import TOOLS_TEMPLATE, ScriptedClient, ScriptedStream
+from tests.http.front import Reply, call, post
+from tests.http.scripted import TOOLS_TEMPLATE, ScriptedFront, ScriptedStream
 from zmqengine.sampling_params import Sampling
 from zmqengine_client.core.chunks import Completion
 from zmqengine_client.text.stop_strings import StopAutomaton
-from zmqengine_http import HttpConfig
 from zmqengine_http.generating import generation
 from zmqengine_http.workers.pool import Pool
 
@@ -76,20 +75,11 @@ APIS = {
 every_api = pytest.mark.parametrize("api", APIS.values(), ids=APIS)
 
 
-class Model:
-    """A front-end on a model that says what it is told to, with sampling defaults of its own."""
+class Model(ScriptedFront):
+    """A front-end on a model with sampling defaults of its own, for every API."""
 
     def __init__(self, template: str = TOOLS_TEMPLATE, **config: Any) -> None:
-        self.says = "yes"
-        self.client = ScriptedClient(lambda prompt: self.says, facts=FACTS, template=template)
-        self._serving = serving(HttpConfig(**config), lambda address, on_event: self.client)
-
-    def __enter__(self) -> Model:
-        self.front: Front = self._serving.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._serving.__exit__(*error)
+        super().__init__(template, facts=FACTS, **config)
 
     def ask(self, api: Api, body: dict[str, Any]) -> Reply:
         return post(self.front, api.path, body)
@@ -109,7 +99,7 @@ def model() -> Iterator[Model]:
 
 @pytest.fixture(autouse=True)
 def _says_yes(model: Model) -> None:
-    model.says = "yes"
+    model.text = "yes"
 
 
 # --- defaults ----------------------------------------------------------------------------------------------
@@ -403,15 +393,15 @@ def test_a_half_call_never_ends_as_a_whole_one(api: Api, said: str, model: Model
     """Whether max_tokens cut it, the model's own end, a stop string, or its own mistake."""
     if api.path == "/v1/completions":
         pytest.skip("no tools")
-    model.says = CALL
+    model.text = CALL
     assert ends(api, model, **api.tools()) == api.called
-    model.says = said
+    model.text = said
     assert ends(api, model, **api.tools()) == api.cut
     (tokens,) = (len(model.client._tokenizer.encode(said, add_special_tokens=False)),)
     limit = {api.names.get("max_tokens", "max_tokens"): tokens}
     assert ends(api, model, **api.tools(), **limit) == api.cut
     if "stop" not in api.without:
-        model.says = CALL + "x"
+        model.text = CALL + "x"
         stop = {api.names.get("stop", "stop"): ['b"']}
         word = "stop_sequence" if api.path == "/v1/messages" else api.cut
         assert ends(api, model, **api.tools(), **stop) == word

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.http.front import Reply, post, serving, wait_until
-from tests.http.scripted import ScriptedClient
+from tests.http.front import post, serving, wait_until
+from tests.http.scripted import THINKING_SWITCH, USER, ScriptedFront
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.engine.fake.fake_tokenizer import CHAT_TEMPLATE
 from zmqengine.testing import FakeWorker
@@ -17,37 +17,14 @@ from zmqengine_http import HttpConfig
 from zmqengine_http.apis.chat_completions.request import CHAT_BODY
 
 CHAT, TEXT, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
-USER: dict[str, object] = {"role": "user", "content": "Hi"}
-SWITCH = (
-    "{% if enable_thinking is defined and not enable_thinking %}off{% elif enable_thinking %}on{% endif %}"
-)
 THINKING: dict[str, str | bool | int] = {"think_start": "<think>", "think_end": "</think>"}
 TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
 HARMONY = TURNS + "{# <|channel|> <|message|> #}"
 
 
-class Served:
-    """A front-end on a model that says `text`."""
-
-    def __init__(self, template: str = SWITCH + CHAT_TEMPLATE, facts: Any = None, **options: Any) -> None:
-        self.text = "yes"
-        self.client = ScriptedClient(lambda prompt: self.text, template=template, facts=facts)
-        self._serving = serving(HttpConfig(**options), lambda address, on_event: self.client)
-
-    def __enter__(self) -> Served:
-        self.front = self._serving.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._serving.__exit__(*error)
-
-    def chat(self, **body: object) -> Reply:
-        return post(self.front, CHAT, {"messages": [USER], **body})
-
-
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with Served() as served:
+def served() -> Iterator[ScriptedFront]:
+    with ScriptedFront(THINKING_SWITCH + CHAT_TEMPLATE) as served:
         yield served
 
 
@@ -66,7 +43,7 @@ def served() -> Iterator[Served]:
     ],
 )
 def test_a_synonym_with_one_meaning_is_taken(
-    served: Served, fields: dict[str, object], option: str, value: object
+    served: ScriptedFront, fields: dict[str, object], option: str, value: object
 ) -> None:
     """The worker gets what the client means, and no header says that anything was ignored."""
     for reply in (served.chat(**fields), post(served.front, TEXT, {"prompt": "a", **fields})):
@@ -93,7 +70,7 @@ def test_a_synonym_with_one_meaning_is_taken(
     ],
 )
 def test_reasoning_is_turned_on_and_off_in_every_form(
-    served: Served, fields: dict[str, object], start: str
+    served: ScriptedFront, fields: dict[str, object], start: str
 ) -> None:
     """Ollama's, DeepSeek's, OpenRouter's and Qwen's."""
     reply = served.chat(**fields)
@@ -123,7 +100,7 @@ def test_reasoning_is_turned_on_and_off_in_every_form(
     ],
 )
 def test_a_field_that_would_change_the_output_is_refused_by_name(
-    served: Served, fields: dict[str, object], param: str
+    served: ScriptedFront, fields: dict[str, object], param: str
 ) -> None:
     """Rather than answered as if it had not been sent."""
     reply = served.chat(**fields)
@@ -132,7 +109,7 @@ def test_a_field_that_would_change_the_output_is_refused_by_name(
 
 
 def test_fields_of_interfaces_without_effect_are_told(
-    served: Served, caplog: pytest.LogCaptureFixture
+    served: ScriptedFront, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In a header by name, and in the log by number; values that change nothing are not even told."""
     with caplog.at_level("INFO", "zmqengine.http"):
@@ -153,7 +130,7 @@ def _lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
 
 def test_unknown_fields_of_other_servers_are_ignored_where_the_operator_says_so() -> None:
     """Also those that would change the output."""
-    with Served(unknown_fields="ignore") as served:
+    with ScriptedFront(THINKING_SWITCH + CHAT_TEMPLATE, unknown_fields="ignore") as served:
         reply = served.chat(mirostat=2, colour="red")
         assert reply.status == 200
         assert reply.headers["x-ignored-fields"] == "mirostat, colour"
@@ -179,7 +156,7 @@ def turns(content: str, **more: object) -> list[dict[str, object]]:
 
 def test_the_last_message_of_the_assistant_is_continued() -> None:
     """In both APIs: the prompt ends within its turn, and the answer holds the new text alone."""
-    with Served(TURNS) as served:
+    with ScriptedFront(TURNS) as served:
         reply = served.chat(messages=turns("Once upon"))
         assert served.client.prompts[-1] == "<user>Hi<assistant>Once upon"
         assert reply.json["choices"][0]["message"]["content"] == "yes"
@@ -195,7 +172,7 @@ def test_the_last_message_of_the_assistant_is_continued() -> None:
 
 def test_a_new_turn_after_the_assistant_is_made_where_it_is_asked_for() -> None:
     """By either of vLLM's two fields."""
-    with Served(TURNS) as served:
+    with ScriptedFront(TURNS) as served:
         for fields in ({"continue_final_message": False}, {"add_generation_prompt": True}):
             assert served.chat(messages=turns("Once"), **fields).status == 200
             assert served.client.prompts[-1] == "<user>Hi<assistant>Once<assistant>"
@@ -226,7 +203,7 @@ def test_a_turn_with_reasoning_is_continued_in_its_part(
     template: str, message: dict[str, object], prompt: str, said: str, content: str, reasoning: str
 ) -> None:
     """Reasoning alone goes on with reasoning; with content it is closed first."""
-    with Served(template, None if template == HARMONY else THINKING) as served:
+    with ScriptedFront(template, facts=None if template == HARMONY else THINKING) as served:
         served.text = said
         reply = served.chat(messages=[USER, {"role": "assistant", **message}])
         assert reply.status == 200, reply.body
@@ -244,7 +221,9 @@ def test_a_turn_with_reasoning_is_continued_in_its_part(
         ({"messages": turns("{"), "guided_regex": "a"}, "messages"),
     ],
 )
-def test_what_cannot_be_continued_is_refused(served: Served, fields: dict[str, Any], param: str) -> None:
+def test_what_cannot_be_continued_is_refused(
+    served: ScriptedFront, fields: dict[str, Any], param: str
+) -> None:
     """A user's message is no answer, and a format holds for a whole one."""
     reply = served.chat(**fields)
     assert reply.status == 400

@@ -10,53 +10,28 @@ from typing import Annotated, Any, cast
 import pytest
 from msgspec import Meta, Struct
 
-from tests.http.front import Reply, call, chat, get, post, serving
-from tests.http.scripted import TOOLS_TEMPLATE, ScriptedClient
+from tests.http.front import call, chat, get, post
+from tests.http.scripted import THINKING_SWITCH, USER, ScriptedFront
 from zmqengine.engine.fake.fake_tokenizer import CHAT_TEMPLATE
-from zmqengine_http import HttpConfig
 from zmqengine_http.generating.generation import fitting_max_tokens
 from zmqengine_http.serving.body import Body, ignored, refused
 from zmqengine_http.serving.errors import ApiError, ContextTooLong
 from zmqengine_http.workers.worker import Model
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-USER: dict[str, object] = {"role": "user", "content": "Hi"}
-SWITCH = (
-    "{% if enable_thinking is defined and not enable_thinking %}off{% elif enable_thinking %}on{% endif %}"
-)
 ALTERNATING = (
     "{% for message in messages %}{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}"
     "{{ raise_exception('roles must alternate') }}{% endif %}{{ message.role }}: {{ message.content }};{% endfor %}"
 )
 
 
-class Asked:
-    """A front-end on a model that says "yes", and what that model was asked."""
-
-    def __init__(self, template: str = TOOLS_TEMPLATE, **options: Any) -> None:
-        self.client = ScriptedClient(
-            lambda prompt: "yes", template=template, facts=options.pop("facts", None)
-        )
-        self._serving = serving(HttpConfig(**options), lambda address, on_event: self.client)
-
-    def __enter__(self) -> Asked:
-        self.front = self._serving.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._serving.__exit__(*error)
-
-    def chat(self, **body: object) -> Reply:
-        return post(self.front, CHAT, {"messages": [USER], **body})
-
-
 @pytest.fixture(scope="module")
-def asked() -> Iterator[Asked]:
-    with Asked() as asked:
+def asked() -> Iterator[ScriptedFront]:
+    with ScriptedFront() as asked:
         yield asked
 
 
-def test_keys_of_other_servers_in_messages_and_tools_end_no_conversation(asked: Asked) -> None:
+def test_keys_of_other_servers_in_messages_and_tools_end_no_conversation(asked: ScriptedFront) -> None:
     """cache_control, reasoning of vLLM, extra_content of Gemini: they come back with the next request."""
     messages = [
         {"role": "system", "content": [{"type": "text", "text": "S", "cache_control": {"type": "ephemeral"}}]},
@@ -78,7 +53,7 @@ def test_keys_of_other_servers_in_messages_and_tools_end_no_conversation(asked: 
 
 def test_arguments_of_a_call_may_be_an_object() -> None:
     """mlx-lm's own tests send them so; the template gets the same as from text."""
-    with Asked("{% for m in messages %}{{ m.tool_calls | tojson }}{% endfor %}") as asked:
+    with ScriptedFront("{% for m in messages %}{{ m.tool_calls | tojson }}{% endfor %}") as asked:
         for arguments in ({"a": 1}, '{"a": 1}'):
             calls = [{"id": "c", "function": {"name": "f", "arguments": arguments}}]
             assert asked.chat(messages=[{"role": "assistant", "tool_calls": calls}]).status == 200
@@ -89,7 +64,7 @@ def test_arguments_of_a_call_may_be_an_object() -> None:
 def test_a_reasoning_by_either_name_reaches_the_template() -> None:
     """reasoning_content is DeepSeek's name, reasoning vLLM's."""
     template = "{% for m in messages %}{{ m.reasoning_content }}{{ m.reasoning }}|{{ m.content }}{% endfor %}"
-    with Asked(template) as asked:
+    with ScriptedFront(template) as asked:
         for name in ("reasoning", "reasoning_content"):
             answer = {"role": "assistant", "content": "b", name: "thought"}
             asked.chat(messages=[USER, answer, USER])
@@ -100,18 +75,18 @@ def test_a_reasoning_by_either_name_reaches_the_template() -> None:
 def test_unknown_fields_are_refused_or_ignored_by_name() -> None:
     """mlx-lm's, llama.cpp's and vLLM's own; the header tells which were not looked at."""
     body: dict[str, object] = {"repetition_context_size": 20, "xtc_probability": 0.1, "bad name\n": 1}
-    with Asked(unknown_fields="ignore") as asked:
+    with ScriptedFront(unknown_fields="ignore") as asked:
         reply = asked.chat(**body)
         assert reply.status == 200
         assert reply.headers["x-ignored-fields"] == "repetition_context_size, xtc_probability"
         assert "x-ignored-fields" not in asked.chat().headers
         assert asked.chat(guided_regex="a").status == 400
-    with Asked() as asked:
+    with ScriptedFront() as asked:
         assert asked.chat(**body).error["param"] == "repetition_context_size"
 
 
 @pytest.mark.parametrize("text", [r"a\ud83d", r"\ude00b", r"\ud83d\ud83d\ude00", r"\\ud83d \uD83D"])
-def test_half_a_surrogate_pair_becomes_the_replacement_character(asked: Asked, text: str) -> None:
+def test_half_a_surrogate_pair_becomes_the_replacement_character(asked: ScriptedFront, text: str) -> None:
     """JavaScript makes it by cutting a string in an emoji; refused, it stays in the conversation for ever."""
     body = b'{"messages": [{"role": "user", "content": "%s"}]}' % text.encode()
     reply = call(asked.front, "POST", CHAT, body)
@@ -121,7 +96,7 @@ def test_half_a_surrogate_pair_becomes_the_replacement_character(asked: Asked, t
     assert expected in asked.client.prompts[-1]
 
 
-def test_small_things_are_taken(asked: Asked) -> None:
+def test_small_things_are_taken(asked: ScriptedFront) -> None:
     """A mark at the start of the body, whole numbers with a point, stops that are empty, no logprobs at all."""
     assert call(asked.front, "POST", CHAT, b"\xef\xbb\xbf" + json.dumps(chat()).encode()).status == 200
     for fields in (
@@ -138,7 +113,7 @@ def test_small_things_are_taken(asked: Asked) -> None:
 def test_two_messages_of_the_user_are_merged_where_the_template_wants_it() -> None:
     """opencode's title request; a template that does not mind gets them as they are."""
     messages = [USER, {"role": "user", "content": "there"}, {"role": "assistant", "content": "A"}, USER]
-    with Asked(ALTERNATING) as asked:
+    with ScriptedFront(ALTERNATING) as asked:
         assert asked.chat(messages=messages).status == 200
         assert asked.client.prompts == ["user: Hi\n\nthere;assistant: A;user: Hi;"]
         messages = [USER, *({"role": "assistant", "content": "A", "name": name} for name in "xy"), USER]
@@ -149,7 +124,7 @@ def test_two_messages_of_the_user_are_merged_where_the_template_wants_it() -> No
         assert asked.chat(messages=messages, continue_final_message=False).status == 200
         assert asked.client.prompts[-1] == "user: ;assistant: A;"
     messages = [USER, {"role": "user", "content": "there"}]
-    with Asked("{% for m in messages %}{{ m.content }};{% endfor %}") as asked:
+    with ScriptedFront("{% for m in messages %}{{ m.content }};{% endfor %}") as asked:
         asked.chat(messages=messages)
         assert asked.client.prompts == ["Hi;there;"]
 
@@ -157,8 +132,11 @@ def test_two_messages_of_the_user_are_merged_where_the_template_wants_it() -> No
 @pytest.mark.parametrize(
     ("template", "efforts"),
     [
-        (SWITCH + CHAT_TEMPLATE, {"none": "off", "low": "on", "high": "on", "xhigh": "on"}),
-        (SWITCH.replace("enable_thinking", "thinking") + CHAT_TEMPLATE, {"none": "off", "medium": "on"}),
+        (THINKING_SWITCH + CHAT_TEMPLATE, {"none": "off", "low": "on", "high": "on", "xhigh": "on"}),
+        (
+            THINKING_SWITCH.replace("enable_thinking", "thinking") + CHAT_TEMPLATE,
+            {"none": "off", "medium": "on"},
+        ),
         ("{{ reasoning_effort }}" + CHAT_TEMPLATE, {"none": "none", "high": "high"}),
         ("thinking{{ messages[0].thinking }}" + CHAT_TEMPLATE, {"none": "thinking", "high": "thinking"}),
     ],
@@ -166,7 +144,7 @@ def test_two_messages_of_the_user_are_merged_where_the_template_wants_it() -> No
 )
 def test_an_effort_is_said_in_the_words_of_the_template(template: str, efforts: dict[str, str]) -> None:
     """Agents send it to whatever they take for a reasoning model; where there is no word for it, it is taken."""
-    with Asked(template) as asked:
+    with ScriptedFront(template) as asked:
         for effort, said in efforts.items():
             assert asked.chat(reasoning_effort=effort).status == 200
             assert asked.client.prompts[-1].startswith(said)
@@ -251,7 +229,7 @@ def test_max_tokens_fits_to_the_last_token(
 def test_too_many_tokens_are_cut_or_refused_as_told() -> None:
     """Agents ask for 32,000 whatever the model."""
     for overflow, status in (("cut", 200), ("refuse", 400)):
-        with Asked(max_tokens_overflow=overflow) as asked:
+        with ScriptedFront(max_tokens_overflow=overflow) as asked:
             for path, body in ((CHAT, chat("a" * 1000)), (TEXT, {"prompt": "a" * 1000})):
                 reply = post(asked.front, path, {**body, "max_tokens": 32_000})
                 assert reply.status == status
@@ -261,7 +239,7 @@ def test_too_many_tokens_are_cut_or_refused_as_told() -> None:
                     )
                 else:
                     assert reply.error["code"] == "context_length_exceeded"
-    with Asked() as asked:
+    with ScriptedFront() as asked:
         asked.chat()
         assert asked.client.options[-1]["max_tokens"] is None
         assert asked.chat(messages=[{"role": "user", "content": "a" * 4096}]).error["code"] == (
@@ -275,35 +253,35 @@ def test_the_models_own_sampling_is_the_default() -> None:
         "default_temperature": "0.6", "default_top_p": "0.95", "default_top_k": "20",
     }  # fmt: skip
 
-    def sampling(asked: Asked, **body: object) -> tuple[object, ...]:
+    def sampling(asked: ScriptedFront, **body: object) -> tuple[object, ...]:
         assert asked.chat(**body).status == 200
         options = asked.client.options[-1]
         return options["temperature"], options["top_p"], options["top_k"]
 
-    with Asked(facts=facts) as asked:
+    with ScriptedFront(facts=facts) as asked:
         assert sampling(asked) == (0.6, 0.95, 20)
         assert sampling(asked, temperature=0, top_p=1, top_k=0) == (0, 1, 0)
         (card,) = get(asked.front, "/v1/models").json["data"]
         assert card["sampling_defaults"] == {"temperature": 0.6, "top_p": 0.95, "top_k": 20}
-    with Asked(facts=facts, default_temperature=0.2) as asked:
+    with ScriptedFront(facts=facts, default_temperature=0.2) as asked:
         assert sampling(asked) == (0.2, 0.95, 20)
-    with Asked() as asked:
+    with ScriptedFront() as asked:
         assert sampling(asked) == (1.0, 1.0, 0)
 
 
 def test_any_name_may_be_an_alias() -> None:
     """Agents have names of their own for models; the longest pattern that fits decides, and none is listed."""
     aliases = {"*": "scripted", "claude-*": "nobody", "gpt-4o": "scripted"}
-    with Asked(aliases=aliases) as asked:
+    with ScriptedFront(aliases=aliases) as asked:
         assert asked.chat(model="anything/at-all").json["model"] == "anything/at-all"
         assert asked.chat(model="claude-haiku-4-5").status == 404
         assert [card["id"] for card in get(asked.front, "/v1/models").json["data"]] == ["gpt-4o", "scripted"]
-    with Asked() as asked:
+    with ScriptedFront() as asked:
         assert asked.chat(model="default_model").status == 200
         assert asked.chat(model="gpt-4o").status == 404
 
 
-def test_why_it_stopped_is_told_as_vllm_tells_it(asked: Asked) -> None:
+def test_why_it_stopped_is_told_as_vllm_tells_it(asked: ScriptedFront) -> None:
     """The string or the token of the request's own; null for the model's end, and for length."""
     (s,) = asked.client._tokenizer.encode("s")
     say: tuple[dict[str, Any], ...] = {"stop": ["e"]}, {"stop_token_ids": [s]}, {}, {"max_tokens": 1}

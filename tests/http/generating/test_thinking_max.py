@@ -10,7 +10,7 @@ import pytest
 
 from tests.http.front import Front, Reply, post, serving
 from tests.http.generating.test_constrained import MOOD, tool_directory
-from tests.http.scripted import ScriptedClient
+from tests.http.scripted import ScriptedFront
 from tests.support.workers import WorkerProcess
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.engine.fake.fake_tokenizer import CHAT_TEMPLATE
@@ -186,24 +186,6 @@ def test_the_python_client_takes_a_number_of_tokens(worker: WorkerProcess) -> No
 # --- what a scripted model says: openers of its own, channels, other workers ---
 
 
-class Scripted:
-    """A front-end on a model that says `text`."""
-
-    def __init__(self, text: str, template: str, special: tuple[str, ...] = ()) -> None:
-        self.client = ScriptedClient(lambda prompt: text, template=template, special=special)
-        self._serving = serving(HttpConfig(), lambda address, on_event: self.client)
-
-    def __enter__(self) -> Scripted:
-        self.front = self._serving.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._serving.__exit__(*error)
-
-    def chat(self, **fields: Any) -> Reply:
-        return post(self.front, CHAT, {"messages": USER, **fields})
-
-
 MARKS = ("<think>", "</think>")
 HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>", "<|constrain|>")
 CHANNELS = "{{ tools }}{% for m in messages %}{{ m.content }}{% endfor %}<|start|>assistant{# <|channel|><|message|> #}"
@@ -211,8 +193,10 @@ CHANNELS = "{{ tools }}{% for m in messages %}{{ m.content }}{% endfor %}<|start
 
 def test_reasoning_that_the_model_opens_is_bounded_too() -> None:
     """In every API, with the opener as the first of the output."""
-    with Scripted(f"<think>{WORDS}</think>Answer", "{# <think> </think> #}" + CHAT_TEMPLATE, MARKS) as model:
-        reasoning, answer, told = reasoned(model.chat(thinking_max=3))
+    with ScriptedFront(
+        "{# <think> </think> #}" + CHAT_TEMPLATE, text=f"<think>{WORDS}</think>Answer", special=MARKS
+    ) as model:
+        reasoning, answer, told = reasoned(model.chat(messages=USER, thinking_max=3))
         assert (answer, told) == ("Answer", 5)
         assert 0 < len(reasoning) < len(WORDS)
         bound = model.client.options[-1]["thinking_max"]
@@ -225,10 +209,10 @@ def test_reasoning_that_the_model_opens_is_bounded_too() -> None:
 def test_the_analysis_of_harmony_ends_and_the_final_channel_begins() -> None:
     """The closer ends the message; then the head of the answer, or with tools that of a message to anybody."""
     said = f"<|channel|>analysis<|message|>{WORDS}<|end|><|start|>assistant<|channel|>final<|message|>Answer<|return|>"
-    with Scripted(said, CHANNELS, HARMONY) as model:
+    with ScriptedFront(CHANNELS, text=said, special=HARMONY) as model:
         encode = model.client._tokenizer.encode
         model.client.say = lambda prompt: said.replace("<|start|>assistant<|channel|>final<|message|>", "")
-        reply = model.chat(thinking_max=4)
+        reply = model.chat(messages=USER, thinking_max=4)
         message = reply.json["choices"][0]["message"]
         assert message["content"] == "Answer"
         assert 0 < len(message["reasoning_content"]) < len(WORDS)
@@ -238,7 +222,7 @@ def test_the_analysis_of_harmony_ends_and_the_final_channel_begins() -> None:
         assert bound.repeats
         assert not bound.opened
         tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-        assert model.chat(thinking_max=4, tools=[tool]).status == 200
+        assert model.chat(messages=USER, thinking_max=4, tools=[tool]).status == 200
         bound = model.client.options[-1]["thinking_max"]
         assert bound.then == encode("<|start|>assistant<|channel|>", add_special_tokens=False)
 
@@ -246,7 +230,7 @@ def test_the_analysis_of_harmony_ends_and_the_final_channel_begins() -> None:
 @pytest.mark.parametrize("words", [3, 200])
 def test_an_analysis_that_the_output_continues_is_open(words: int) -> None:
     """However long it is; a final message that is continued is not."""
-    with Scripted("more<|return|>", CHANNELS, HARMONY) as model:
+    with ScriptedFront(CHANNELS, text="more<|return|>", special=HARMONY) as model:
         for turn, opened in (
             ({"reasoning_content": "hm " * words, "content": ""}, True),
             ({"content": "So"}, False),
@@ -259,15 +243,15 @@ def test_an_analysis_that_the_output_continues_is_open(words: int) -> None:
 
 def test_a_model_without_reasoning_and_an_older_worker_say_so() -> None:
     """The one has nothing to bound, which a header says; the other could not, and refuses by the client's name."""
-    with Scripted("Answer", CHAT_TEMPLATE) as model:
-        reply = model.chat(thinking_budget=5)
+    with ScriptedFront(CHAT_TEMPLATE, text="Answer") as model:
+        reply = model.chat(messages=USER, thinking_budget=5)
         assert reply.json["choices"][0]["message"]["content"] == "Answer"
         assert reply.headers["x-ignored-fields"] == "thinking_max"
         assert model.client.options[-1]["thinking_max"] is None
-    older = Scripted("Answer", "{# <think> </think> #}" + CHAT_TEMPLATE, MARKS)
+    older = ScriptedFront("{# <think> </think> #}" + CHAT_TEMPLATE, text="Answer", special=MARKS)
     older.client.bounds_thinking = False
     with older as model:
-        reply = model.chat(thinking_max=5)
+        reply = model.chat(messages=USER, thinking_max=5)
         assert (reply.status, reply.error["param"]) == (400, "thinking_max")
         reply = post(model.front, MESSAGES, {**OF_MESSAGES, "model": "scripted"})
         assert reply.status == 400
@@ -281,7 +265,7 @@ def test_thinking_of_messages_reaches_a_template_that_waits_for_it(thinking: dic
         "{% if enable_thinking is defined and enable_thinking %}on{% else %}off{% endif %}" + CHAT_TEMPLATE
     )
     body = {"model": "scripted", "messages": USER, "max_tokens": 50}
-    with Scripted("Answer", template) as model:
+    with ScriptedFront(template, text="Answer") as model:
         for fields, wanted in (({"thinking": thinking}, "on"), ({}, "off")):
             assert post(model.front, MESSAGES, {**body, **fields}).status == 200
             assert model.client.prompts[-1].startswith(wanted)
@@ -289,8 +273,10 @@ def test_thinking_of_messages_reaches_a_template_that_waits_for_it(thinking: dic
 
 def test_a_template_that_tells_the_model_its_budget_gets_it() -> None:
     """Seed-OSS's, by the name that it has there."""
-    with Scripted("Answer", "{{ thinking_budget }}<seed:think></seed:think>" + CHAT_TEMPLATE) as model:
-        model.chat(thinking_token_budget=512)
+    with ScriptedFront(
+        "{{ thinking_budget }}<seed:think></seed:think>" + CHAT_TEMPLATE, text="Answer"
+    ) as model:
+        model.chat(messages=USER, thinking_token_budget=512)
         assert model.client.prompts[-1].startswith("512")
 
 

@@ -35,6 +35,18 @@ def counted(histogram: messages.Histogram) -> dict[float, int]:
     return {bound: count for bound, count in zip(bounds, histogram.counts, strict=True) if count}
 
 
+def run_slowly(harness: Harness) -> list[messages.End]:
+    """Two requests on one row, with minutes of a fake clock between steps; returns their ends."""
+    front_end = harness.front_end()
+    front_end.accepted("first", max_tokens=3)
+    harness.clock.advance(30)
+    front_end.accepted("second", max_tokens=2)
+    for seconds in (60, 60, 120, 120):
+        harness.clock.advance(seconds)
+        harness.pass_()
+    return front_end.wait_for_end("first", "second")
+
+
 def test_a_histogram_counts_a_value_on_a_bound_within_it() -> None:
     """As `le` of Prometheus has it: lower or equal."""
     histogram = RunningHistogram((1.0, 2.0))
@@ -46,15 +58,8 @@ def test_a_histogram_counts_a_value_on_a_bound_within_it() -> None:
 
 
 def test_the_times_of_requests_are_counted_where_they_belong(harness: Harness) -> None:
-    """Two requests on one row, with hours of a fake clock between steps, so that no real delay moves a value."""
-    front_end = harness.front_end()
-    front_end.accepted("first", max_tokens=3)
-    harness.clock.advance(30)
-    front_end.accepted("second", max_tokens=2)
-    for seconds in (60, 60, 120, 120):
-        harness.clock.advance(seconds)
-        harness.pass_()
-    front_end.wait_for_end("first", "second")
+    """Minutes of a fake clock pass between steps, so that no real delay moves a value."""
+    run_slowly(harness)
     histograms = harness.actor.counters.latencies.snapshot()
     # first: read at 0, tokens at 30, 90, 150. second: accepted at 30, admitted at 270, tokens at 390 and soon after.
     assert counted(histograms["queue_s"]) == {0.001: 1, 250.0: 1}
@@ -198,14 +203,7 @@ def test_memory_is_told_by_part(harness: Harness) -> None:
 
 
 def test_the_end_of_a_request_says_how_long_each_phase_was(harness: Harness) -> None:
-    """Until its row, until its first token, until its end; hours of a fake clock between the steps."""
-    front_end = harness.front_end()
-    front_end.accepted("first", max_tokens=3)
-    harness.clock.advance(30)
-    front_end.accepted("second", max_tokens=2)
-    for seconds in (60, 60, 120, 120):
-        harness.clock.advance(seconds)
-        harness.pass_()
-    first, second = front_end.wait_for_end("first", "second")
+    """Until its row, until its first token, until its end."""
+    first, second = run_slowly(harness)
     assert [first.queue_ms, first.prefill_ms, first.decode_ms] == pytest.approx([0, 30e3, 120e3], abs=20e3)
     assert [second.queue_ms, second.prefill_ms] == pytest.approx([240e3, 120e3], abs=20e3)
