@@ -54,7 +54,7 @@ class SlotRunner:
         ordered = [pieces[index] for index in order]
         total = sum(piece.count for piece in pieces)
         padded = ops.padded(total)
-        begins = _begins(ordered)
+        begins = dict(zip(order, _begins(ordered), strict=True))
         layout = self.decoder.attention.begin(
             [
                 PlacedPiece(piece.row.cache, piece.start, piece.count, _shift(piece.row, piece.start))
@@ -62,7 +62,7 @@ class SlotRunner:
             ],
             padded,
         )
-        chosen = _Wanted(ordered, [begins[order.index(index)] for index in range(len(pieces))], pieces, width)
+        chosen = _Wanted(ordered, [begins[index] for index in range(len(pieces))], pieces, width)
         inputs = Inputs(
             self._tokens(pieces, order, tokens, padded),
             ops.array(_positions(ordered, padded)),

@@ -255,10 +255,11 @@ class MlxEngine:
     def _plan_prompts(self, decoding: int, result: StepResult) -> list[RowPiece]:
         """Slices of prompts and texts within the step's budget."""
         self._restore_parked(result)
-        waiting = pick(self._prompts(), self._store)
+        prompts = self._prompts()
+        waiting = pick(prompts, self._store)
         if self._seeing is not None:
             waiting = [row for row in waiting if self._seeing.readable(row)]
-        tokens_max = self._pace.choose(decoding=decoding, waiting=len(self._prompts()))
+        tokens_max = self._pace.choose(decoding=decoding, waiting=len(prompts))
         texts: list[tuple[Row, int]] = []
         if self._texts is not None and self._texts.rows:
             own = tokens_max // 4 if waiting or decoding else tokens_max
