@@ -185,7 +185,7 @@ def test_a_conversation_is_kept_found_and_loaded(
 def test_options_and_instructions_change_inside(
     start_worker: StartWorker, chat: Callable[..., Terminal], tmp_path: Path
 ) -> None:
-    """What is set holds for the next answer; what cannot be is one line, and changes nothing."""
+    """An option holds from the next answer on; an invalid one is reported in one line and changes nothing."""
     terminal = chat(start_worker(), "--stats")
     at = say(terminal, "/set max_tokens 3", "max_tokens 3")
     at = say(terminal, "hello", "3 out", at)

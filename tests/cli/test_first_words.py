@@ -95,7 +95,7 @@ sys.exit(server.serve(HttpConfig(port={free_port()})))
 
 @pytest.mark.parametrize("stale", [False, True])
 def test_a_person_without_a_worker_hears_of_it_at_once(short_directory: str, stale: bool) -> None:
-    """Where nothing runs the command ends; it waits where a dead worker left its socket, as one that starts does."""
+    """Without a worker the command ends; it waits at the socket of a dead worker, which looks like a starting one."""
     if stale:
         folder = Path(short_directory) / "mine"
         folder.mkdir(parents=True)

@@ -71,7 +71,7 @@ def screen_lines(output: str) -> list[str]:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_however_it_comes_each_text_stands_there_once_and_no_word_is_broken(seed: int) -> None:
-    """What was drawn while it grew is erased; the terminal broke words at its edge."""
+    """Drafts of an unfinished paragraph are erased; the terminal used to break words at its edge."""
     lines = screen_lines(drawn(TEXT, random.Random(seed)))
     words = " ".join(lines).split()
     for word in ("paragraph", "forty", "columns", "wrapped.", "return", "end."):

@@ -66,7 +66,7 @@ async def looped_in_a_task(client: AsyncClient) -> None:
 
 @pytest.mark.parametrize("ask", [looped_in_a_task, lambda client: client.chat([]).text()])
 def test_so_it_does_in_a_task(worker: FakeWorker, ask: Callable[[AsyncClient], Awaitable[object]]) -> None:
-    """The same for `AsyncClient`."""
+    """A task of `AsyncClient` shows as few frames."""
 
     async def scenario() -> None:
         async with AsyncClient(worker.address) as client:

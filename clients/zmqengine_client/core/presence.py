@@ -94,7 +94,7 @@ class Patience:
         ready_s = inf if config.ready_timeout_s is None else config.ready_timeout_s
         connect_s = self._connect_s()
         if timeout_s is not None:
-            # Who gives a time waits for a worker that is about to start.
+            # A caller with a timeout expects a worker that is about to start.
             ready_s, connect_s = timeout_s, min(timeout_s, config.connect_s)
         waited = now - since
         silent = now - max(since, presence.heard_at)

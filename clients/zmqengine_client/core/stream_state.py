@@ -94,5 +94,5 @@ class StreamState(Generic[ChunkT]):
         error = self._reader.failure()
         if error is not None:
             error.completion = self._reader.completion()
-            # Where the client found it tells a caller nothing.
+            # Frames inside the client tell the caller nothing.
             raise error.with_traceback(None)

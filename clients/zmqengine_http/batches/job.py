@@ -71,7 +71,7 @@ class BatchLine(Struct, frozen=True):
 
 
 def faults(lines: Iterable[bytes], endpoint: str) -> tuple[int, list[LineError]]:
-    """The number of lines, and what is wrong with them: at most `ERRORS_MAX`."""
+    """The number of lines and their errors, at most `ERRORS_MAX`."""
     wrong: list[LineError] = []
     names: set[str] = set()
     count = 0

@@ -132,7 +132,7 @@ class _Run:
         for line in pending:
             while not (self._stop or self._is_closing()):
                 status, request_id, body, retry_s = await self._ask(line)
-                # What a front-end that ends refuses, the next one asks again.
+                # A line refused because this front-end shuts down is left to the next front-end.
                 if status not in BUSY and not self._is_closing():
                     self._keep(line, status, request_id, body)
                     break

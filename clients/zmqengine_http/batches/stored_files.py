@@ -18,7 +18,7 @@ from zmqengine.paths import replace_file
 from zmqengine_http.serving.errors import ApiError, bad_field
 
 OWNER_BYTES_MAX = 1 << 30
-"""Bytes of one caller's files, so that nobody fills the disk of all."""
+"""Maximum bytes of one caller's files: the disk is shared by all callers."""
 FILE_ID = re.compile(r"file-[0-9a-f]{24}")
 NOBODY = "local"
 """The owner where no keys are asked for."""
@@ -45,7 +45,7 @@ class Upload(NamedTuple):
 
 
 class Storage:
-    """The files of one caller, below `root`. A file is its content, and beside it what is shown of it."""
+    """The files of one caller, below `root`: for each its content, and its `StoredFile` as JSON."""
 
     def __init__(self, root: Path, owner: str) -> None:
         self._directory = root / "files" / (owner or NOBODY)
@@ -97,7 +97,7 @@ class Storage:
 
 
 def new_id(prefix: str) -> str:
-    """An id that nobody guesses."""
+    """A random id of 96 bits, which cannot be guessed."""
     return prefix + secrets.token_hex(12)
 
 

@@ -140,7 +140,7 @@ async def answer_chat(
 
 
 def without_unread_tools(exchange: Exchange, chat: Chat) -> Chat:
-    """The chat without tools that nobody forces and its template has no place for; they are named as ignored.
+    """The chat without its tools where the template renders none and no call is forced; they are named as ignored.
 
     User interfaces offer their own tools to every model. A forced call is refused when the chat is rendered.
     """

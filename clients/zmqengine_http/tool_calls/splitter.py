@@ -93,7 +93,7 @@ class MarkerSplitter:
 
     def _finish_streamed(self) -> list[Delta]:
         if self._arguments is not None:
-            # What came of arguments that were cut has been streamed.
+            # Arguments that the output cuts off have been streamed up to there.
             text = self._arguments.finish()
             whole = self._arguments.done
             self.incomplete_call |= not whole
@@ -288,7 +288,7 @@ class MarkerSplitter:
         text = self._held.lstrip()
         if tail and (tail.end() or text):
             return self._leave_unmarked(tail.end())
-        # Of a tail that is not complete, more may come.
+        # The tail may be incomplete.
         if len(self._held) < HEADER_CHARS_MAX and text[:1] in ("", ",", "`", "<"):
             return False
         return self._leave_unmarked(0)
