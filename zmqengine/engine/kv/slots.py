@@ -21,6 +21,11 @@ class KVShape(NamedTuple):
     dim: int
     dtype: mx.Dtype
 
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of the keys and values of one token."""
+        return 2 * self.heads * self.dim * self.dtype.size
+
 
 @dataclass(frozen=True, slots=True)
 class ColumnWrite:
@@ -120,7 +125,7 @@ class SlotPool:
         self.keys: list[Any] = []
         self.values: list[Any] = []
         self.slots: list[Slot | None] = []
-        self.slot_bytes = capacity * sum(2 * each.heads * each.dim * each.dtype.size for each in shapes)
+        self.slot_bytes = capacity * sum(each.token_bytes for each in shapes)
         self.views: Any = None
         """What a back-end derives from the arrays; None once they are replaced."""
         self._shapes = shapes
@@ -210,7 +215,7 @@ class Slots:
         self.pools: dict[int, SlotPool] = {}
         least = -(-context_tokens >> (POOLS_MAX - 1))
         self._capacity_min = max(CAPACITY_MIN, 1 << max(0, least - 1).bit_length())
-        self._column_bytes = sum(2 * each.heads * each.dim * each.dtype.size for each in shapes)
+        self._token_bytes = sum(each.token_bytes for each in shapes)
 
     def capacity(self, tokens: int) -> int:
         """The capacity of the slot for a row of `tokens`."""
@@ -218,7 +223,7 @@ class Slots:
 
     def project_bytes(self, tokens: int) -> int:
         """Bytes of the slot of a row of `tokens`."""
-        return self.capacity(tokens) * self._column_bytes
+        return self.capacity(tokens) * self._token_bytes
 
     def take(self, tokens: int) -> Slot:
         """A free slot for a row of `tokens`."""
