@@ -165,10 +165,8 @@ def test_a_timeout_without_a_running_row_does_nothing(
     front_end.wait_for_end("b")
 
 
-def test_a_buffer_that_is_too_large_is_a_rows_fault_when_chunks_are_smallest(make_harness: Make) -> None:
-    """Smaller chunks need smaller buffers; a row for which the smallest chunk does not help is ended alone."""
-    faults = (FakeFault(place="next", action="raise", token=666, times=None, message=TOO_LARGE),)
-    harness = make_harness(FakeEngineConfig(prefill_chunk=8, faults=faults), engine_failures_max=20)
+def only_the_bad_row_ends_early(harness: Harness) -> None:
+    """Three rows end whole beside a row with token 666, which ends with an error."""
     front_end = harness.front_end()
     inserts = [front_end.insert_message(f"r{i}", [i + 1], max_tokens=60) for i in range(3)]
     for insert in (*inserts, front_end.insert_message("bad", [666, 1], max_tokens=60)):
@@ -177,6 +175,13 @@ def test_a_buffer_that_is_too_large_is_a_rows_fault_when_chunks_are_smallest(mak
     assert front_end.ends["bad"][0].finish == "error"
     for insert in inserts:
         assert front_end.tokens[insert.request] == expected_tokens(row_of(insert))
+
+
+def test_a_buffer_that_is_too_large_is_a_rows_fault_when_chunks_are_smallest(make_harness: Make) -> None:
+    """Smaller chunks need smaller buffers; a row for which the smallest chunk does not help is ended alone."""
+    faults = (FakeFault(place="next", action="raise", token=666, times=None, message=TOO_LARGE),)
+    harness = make_harness(FakeEngineConfig(prefill_chunk=8, faults=faults), engine_failures_max=20)
+    only_the_bad_row_ends_early(harness)
     assert harness.engine.shrink_chunk() == 1
 
 
@@ -187,14 +192,7 @@ def test_a_guilty_row_is_still_found_beside_failures_of_the_device(make_harness:
         FakeFault(place="next", action="raise", token=666, times=None),
     )
     harness = make_harness(FakeEngineConfig(faults=faults), engine_failures_max=9)
-    front_end = harness.front_end()
-    inserts = [front_end.insert_message(f"r{i}", [i + 1], max_tokens=60) for i in range(3)]
-    for insert in (*inserts, front_end.insert_message("bad", [666, 1], max_tokens=60)):
-        front_end.send(insert)
-    front_end.wait_for_end("bad", *(insert.request for insert in inserts))
-    assert front_end.ends["bad"][0].finish == "error"
-    for insert in inserts:
-        assert front_end.tokens[insert.request] == expected_tokens(row_of(insert))
+    only_the_bad_row_ends_early(harness)
 
 
 @pytest.mark.parametrize("name", ["metal interactivity", "metal hang"])
