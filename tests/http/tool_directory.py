@@ -14,6 +14,13 @@ TEMPLATE = (
     "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
     "{% if enable_thinking %}<think>\n{% endif %}"
 )
+# A schema of few answers.
+MOOD: Any = {
+    "type": "object",
+    "properties": {"mood": {"enum": ["glad", "sad"]}},
+    "required": ["mood"],
+    "additionalProperties": False,
+}
 
 
 def tool_directory(models: Path) -> Path:

@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.http.front import serving
-from tests.http.tool_directory import tool_directory
+from tests.http.tool_directory import MOOD, tool_directory
 from tests.support.workers import WorkerProcess
 from zmqengine_http import HttpConfig
 
@@ -42,12 +42,6 @@ TIME: Any = {
     },
 }
 NOT: dict[str, Any] = {"not": {}}
-MOOD: Any = {
-    "type": "object",
-    "properties": {"mood": {"enum": ["glad", "sad"]}},
-    "required": ["mood"],
-    "additionalProperties": False,
-}
 
 
 class Person(BaseModel):

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.http.front import Front, Reply, post, serving
-from tests.http.generating.test_constrained import MOOD, tool_directory
 from tests.http.scripted import ScriptedFront
+from tests.http.tool_directory import MOOD, tool_directory
 from tests.support.workers import WorkerProcess
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.engine.fake.fake_tokenizer import CHAT_TEMPLATE
