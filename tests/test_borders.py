@@ -213,7 +213,7 @@ ROOMS = {
         "launcher",
     ),
     "zmqengine_http": (
-        "config", "tool_calls", "serving", "call_grammars", "answers", "workers", "processes", "prompt",
+        "config", "serving", "call_grammars", "answers", "workers", "processes", "prompt",
         "stable_head", "batches", "endpoint", "generating", "apis", "openapi", "page", "endpoints",
         "app", "server",
     ),

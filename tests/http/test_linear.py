@@ -17,6 +17,8 @@ from tests.http.scripted import ScriptedClient
 from tests.support.doubling import check_linear
 from zmqengine.protocol.messages import Limits, ModelCard
 from zmqengine_client.text.stop_strings import StopAutomaton, StopStrings
+from zmqengine_client.text.tool_calls import FORMATS, TextSplitter, make_splitter
+from zmqengine_client.text.tool_calls.schema_types import types_of
 from zmqengine_http.apis.anthropic.conversation import to_chat
 from zmqengine_http.apis.anthropic.request import MESSAGES_BODY
 from zmqengine_http.apis.chat_completions.request import (
@@ -43,8 +45,6 @@ from zmqengine_http.prompt.template import render_chat
 from zmqengine_http.serving import body as body_of_request
 from zmqengine_http.serving.errors import ApiError
 from zmqengine_http.stable_head import AnswerMemory, StableHead
-from zmqengine_http.tool_calls import FORMATS, TextSplitter, make_splitter
-from zmqengine_http.tool_calls.schema_types import types_of
 from zmqengine_http.workers.worker import Model
 
 # --- what is read of prompts -------------------------------------------------------------------------------

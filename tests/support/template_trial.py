@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from zmqengine.pico import model_path
 from zmqengine.protocol.messages import Limits, ModelCard, TokenizerBundle
 from zmqengine_client.text.tokenizer import Tokenizer
+from zmqengine_client.text.tool_calls import Delta, make_splitter
 from zmqengine_http.prompt.prompts import encode_chat
-from zmqengine_http.tool_calls import Delta, make_splitter
 from zmqengine_http.workers.worker import Model
 
 Message = dict[str, object]

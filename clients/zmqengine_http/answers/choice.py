@@ -12,6 +12,8 @@ from zmqengine_client.aio.streams import AsyncTokenStream
 from zmqengine_client.core.chunks import TokenChunk
 from zmqengine_client.text.stop_strings import StopAutomaton, StopStrings
 from zmqengine_client.text.tokenizer import Tokenizer
+from zmqengine_client.text.tool_calls import Delta, TextSplitter
+from zmqengine_client.text.tool_calls.deltas import Kind
 from zmqengine_http.answers.answer_events import (
     AnswerEvent,
     CallArguments,
@@ -23,8 +25,6 @@ from zmqengine_http.answers.answer_events import (
     Usage,
 )
 from zmqengine_http.serving.errors import ApiError
-from zmqengine_http.tool_calls import Delta, TextSplitter
-from zmqengine_http.tool_calls.deltas import Kind
 
 PORTION_TOKENS = 64
 """Tokens turned into events without a yield to the event loop: about 1 ms with many logprobs."""

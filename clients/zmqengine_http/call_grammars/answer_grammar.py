@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from zmqengine_client.text.tool_calls import CallFormat, Markers
 from zmqengine_http.call_grammars.frames import OfferedCalls, frame
 from zmqengine_http.call_grammars.lark import GrammarRules, OfferedFunction, alternation
 from zmqengine_http.serving.errors import bad_field
-from zmqengine_http.tool_calls import CallFormat, Markers
 
 
 class AnswerForms(NamedTuple):

@@ -6,14 +6,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from zmqengine_client.text.tool_calls.call_format import CallFormat
+from zmqengine_client.text.tool_calls.call_layout import PLACE, CallLayout, LiteralStyle, chosen
+from zmqengine_client.text.tool_calls.markers import FORMATS
+from zmqengine_client.text.tool_calls.schema_types import resolved, types_of
 from zmqengine_http.call_grammars.lark import GrammarRules, OfferedFunction, alternation
 from zmqengine_http.call_grammars.literal_values import LiteralValues, object_members
 from zmqengine_http.call_grammars.tagged_values import members, tagged_json, tagged_text
 from zmqengine_http.serving.errors import bad_field
-from zmqengine_http.tool_calls.call_format import CallFormat
-from zmqengine_http.tool_calls.call_layout import PLACE, CallLayout, LiteralStyle, chosen
-from zmqengine_http.tool_calls.markers import FORMATS
-from zmqengine_http.tool_calls.schema_types import resolved, types_of
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 WITHOUT_GRAMMAR = frozenset(name for name, format_ in FORMATS.items() if not format_.constrained)

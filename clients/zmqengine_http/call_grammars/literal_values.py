@@ -7,10 +7,10 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from zmqengine_client.text.tool_calls.call_layout import LiteralStyle
+from zmqengine_client.text.tool_calls.schema_types import Schema, resolved, types_of, values_of
 from zmqengine_http.call_grammars.lark import GrammarRules, OfferedFunction, alternation
 from zmqengine_http.call_grammars.schema_keywords import unenforced_keywords
-from zmqengine_http.tool_calls.call_layout import LiteralStyle
-from zmqengine_http.tool_calls.schema_types import Schema, resolved, types_of, values_of
 
 ALL_TYPES = ("string", "number", "boolean", "null", "array", "object")
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")

@@ -6,10 +6,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from zmqengine_client.text.tool_calls.schema_types import Schema, alternatives, resolved, types_of, values_of
 from zmqengine_http.call_grammars.lark import ANY_TEXT, GrammarRules, OfferedFunction, alternation
 from zmqengine_http.call_grammars.literal_values import object_members
 from zmqengine_http.call_grammars.schema_keywords import unenforced_keywords
-from zmqengine_http.tool_calls.schema_types import Schema, alternatives, resolved, types_of, values_of
 
 STRING_KEYWORDS = ("contentEncoding", "contentMediaType", "contentSchema", "format", "pattern")
 OBJECT_KEYWORDS = (

@@ -11,6 +11,7 @@ from msgspec import Struct, field
 
 from zmqengine.protocol.messages import ThinkingMax
 from zmqengine_client.text.reasoning import thinking_max
+from zmqengine_client.text.tool_calls import TextSplitter, make_splitter
 from zmqengine_http.answers.answer_events import AnswerWriter
 from zmqengine_http.endpoint import Service
 from zmqengine_http.generating.constraints import OutputRules, check_constraints, make_constraint
@@ -21,7 +22,6 @@ from zmqengine_http.prompt.template import reasoning_variables, takes_tools
 from zmqengine_http.serving.errors import bad_field
 from zmqengine_http.serving.exchange import Exchange
 from zmqengine_http.stable_head import RememberingWriter, StableHeadResult
-from zmqengine_http.tool_calls import TextSplitter, make_splitter
 from zmqengine_http.workers.worker import Model
 
 _SESSION_HEADERS = (

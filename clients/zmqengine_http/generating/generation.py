@@ -14,6 +14,7 @@ from zmqengine.sampling_params import SamplingOptions
 from zmqengine_client.aio.streams import AsyncTokenStream
 from zmqengine_client.core.options import Options
 from zmqengine_client.text.stop_strings import StopAutomaton
+from zmqengine_client.text.tool_calls import TextSplitter
 from zmqengine_http.answers.answer_events import AnswerWriter
 from zmqengine_http.answers.choice import ChoiceStream, ChoiceText
 from zmqengine_http.answers.respond import respond_events, respond_whole
@@ -21,7 +22,6 @@ from zmqengine_http.endpoint import Service
 from zmqengine_http.prompt.prompts import Prompt
 from zmqengine_http.serving.errors import ContextTooLong, bad_field
 from zmqengine_http.serving.exchange import Exchange
-from zmqengine_http.tool_calls import TextSplitter
 from zmqengine_http.workers.worker import Model, PooledWorker
 
 TOP_P_MIN = 1e-6

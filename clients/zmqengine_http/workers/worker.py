@@ -14,8 +14,8 @@ from zmqengine_client import AsyncClient, ClientEvent
 from zmqengine_client.errors import BadRequest, ZmqEngineError
 from zmqengine_client.pause import Pause
 from zmqengine_client.text.tokenizer import Tokenizer
+from zmqengine_client.text.tool_calls import Markers, find_markers
 from zmqengine_http.serving import logs
-from zmqengine_http.tool_calls import Markers, find_markers
 
 
 class SamplingDefaults(NamedTuple):

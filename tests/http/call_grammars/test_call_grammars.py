@@ -20,12 +20,12 @@ from zmqengine.errors import BadRequest
 from zmqengine.pico import model_path
 from zmqengine.protocol.messages import Limits, ModelCard, TokenizerBundle
 from zmqengine_client.text.tokenizer import Tokenizer
+from zmqengine_client.text.tool_calls import FORMATS, Delta, make_splitter, schema_types
+from zmqengine_client.text.tool_calls.json_formats import BAR, GAP
 from zmqengine_http.call_grammars.frames import WITHOUT_GRAMMAR
 from zmqengine_http.generating.constraints import OutputConstraint, OutputRules, make_constraint
 from zmqengine_http.prompt.prompts import Prompt
 from zmqengine_http.serving.errors import ApiError
-from zmqengine_http.tool_calls import FORMATS, Delta, make_splitter, schema_types
-from zmqengine_http.tool_calls.json_formats import BAR, GAP
 from zmqengine_http.workers.worker import Model
 
 SEEDS = range(12)

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from zmqengine_client.text.reasoning import HARMONY, MUSE, XTML, thinking_markers
-from zmqengine_http.tool_calls.call_format import CallFormat
-from zmqengine_http.tool_calls.json_formats import JSON_FORMATS
-from zmqengine_http.tool_calls.tagged_formats import TAGGED_FORMATS
-from zmqengine_http.tool_calls.value_formats import VALUE_FORMATS
+from zmqengine_client.text.tool_calls.call_format import CallFormat
+from zmqengine_client.text.tool_calls.json_formats import JSON_FORMATS
+from zmqengine_client.text.tool_calls.tagged_formats import TAGGED_FORMATS
+from zmqengine_client.text.tool_calls.value_formats import VALUE_FORMATS
 
 FORMATS: dict[str, CallFormat] = {
     name: found._replace(name=name)

@@ -12,8 +12,8 @@ from typing import Protocol
 
 import msgspec
 
-from zmqengine_http.tool_calls.deltas import overlap
-from zmqengine_http.tool_calls.lenient_json import (
+from zmqengine_client.text.tool_calls.deltas import overlap
+from zmqengine_client.text.tool_calls.lenient_json import (
     CONSTANTS,
     DEPTH_MAX,
     GEMMA_QUOTE,

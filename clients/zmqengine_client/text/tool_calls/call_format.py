@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from zmqengine_http.tool_calls.call_layout import CallLayout, chosen, write_calls
-from zmqengine_http.tool_calls.json_arguments import ArgumentsParser, JsonArguments
-from zmqengine_http.tool_calls.lenient_json import Malformed
+from zmqengine_client.text.tool_calls.call_layout import CallLayout, chosen, write_calls
+from zmqengine_client.text.tool_calls.json_arguments import ArgumentsParser, JsonArguments
+from zmqengine_client.text.tool_calls.lenient_json import Malformed
 
 Schemas = Mapping[str, Mapping[str, object]]
 """The `parameters` schema of each offered function, by name."""

@@ -10,12 +10,12 @@ from typing import Literal
 
 import msgspec
 
-from zmqengine_http.tool_calls.call_format import HEADER_CHARS_MAX, CallFormat, Schemas
-from zmqengine_http.tool_calls.content_edges import ContentEdges, LineStarts
-from zmqengine_http.tool_calls.deltas import Delta, Kind, TextUpTo, earliest, overlap
-from zmqengine_http.tool_calls.json_arguments import ArgumentsParser
-from zmqengine_http.tool_calls.lenient_json import Malformed
-from zmqengine_http.tool_calls.markers import Markers
+from zmqengine_client.text.tool_calls.call_format import HEADER_CHARS_MAX, CallFormat, Schemas
+from zmqengine_client.text.tool_calls.content_edges import ContentEdges, LineStarts
+from zmqengine_client.text.tool_calls.deltas import Delta, Kind, TextUpTo, earliest, overlap
+from zmqengine_client.text.tool_calls.json_arguments import ArgumentsParser
+from zmqengine_client.text.tool_calls.lenient_json import Malformed
+from zmqengine_client.text.tool_calls.markers import Markers
 
 _BETWEEN = " \t\r\n;,"
 State = Literal["content", "reasoning", "call"]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from zmqengine_http.tool_calls.call_format import CallFormat
-from zmqengine_http.tool_calls.call_layout import CallLayout
-from zmqengine_http.tool_calls.json_arguments import ArgumentsParser
-from zmqengine_http.tool_calls.json_formats import BAR, parse_json
-from zmqengine_http.tool_calls.nested_tags import MARK, parse_nested
-from zmqengine_http.tool_calls.tagged_arguments import TaggedArguments, Tags
+from zmqengine_client.text.tool_calls.call_format import CallFormat
+from zmqengine_client.text.tool_calls.call_layout import CallLayout
+from zmqengine_client.text.tool_calls.json_arguments import ArgumentsParser
+from zmqengine_client.text.tool_calls.json_formats import BAR, parse_json
+from zmqengine_client.text.tool_calls.nested_tags import MARK, parse_nested
+from zmqengine_client.text.tool_calls.tagged_arguments import TaggedArguments, Tags
 
 # DeepSeek and Muse prefix each tag name; MiniCPM wraps values that contain tags in CDATA.
 _PREFIX = f"(?:{BAR}DSML{BAR}|atem:)?"

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from zmqengine_http.tool_calls.json_arguments import JsonArguments, escaped
-from zmqengine_http.tool_calls.schema_types import (
+from zmqengine_client.text.tool_calls.json_arguments import JsonArguments, escaped
+from zmqengine_client.text.tool_calls.schema_types import (
     argument_types,
     convert_text,
     property_names,

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmqengine_http.tool_calls import FORMATS, Markers, MarkerSplitter, ParsedCall, find_markers
-from zmqengine_http.tool_calls.call_format import Schemas
-from zmqengine_http.tool_calls.lenient_json import Malformed, read_whole
-from zmqengine_http.tool_calls.nested_tags import parse_nested
+from zmqengine_client.text.tool_calls import FORMATS, Markers, MarkerSplitter, ParsedCall, find_markers
+from zmqengine_client.text.tool_calls.call_format import Schemas
+from zmqengine_client.text.tool_calls.lenient_json import Malformed, read_whole
+from zmqengine_client.text.tool_calls.nested_tags import parse_nested
 
 WEATHER = ParsedCall("get_weather", {"city": "Łódź", "days": 3})
 SCHEMAS = {

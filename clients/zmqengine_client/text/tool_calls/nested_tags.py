@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from zmqengine_http.tool_calls.call_format import ParsedCall, Schemas, nonempty
-from zmqengine_http.tool_calls.lenient_json import DEPTH_MAX, Malformed
-from zmqengine_http.tool_calls.schema_types import Schema, alternatives, convert_text, types_of
+from zmqengine_client.text.tool_calls.call_format import ParsedCall, Schemas, nonempty
+from zmqengine_client.text.tool_calls.lenient_json import DEPTH_MAX, Malformed
+from zmqengine_client.text.tool_calls.schema_types import Schema, alternatives, convert_text, types_of
 
 MARK = "]<]minimax[>["
 _TAG = re.compile(re.escape(MARK) + r"<(/?)([^<>]+)>")

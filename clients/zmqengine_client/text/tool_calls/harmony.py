@@ -11,8 +11,8 @@ import re
 from collections.abc import Container
 from typing import Literal
 
-from zmqengine_http.tool_calls.deltas import Delta, earliest, overlap
-from zmqengine_http.tool_calls.json_arguments import JsonArguments
+from zmqengine_client.text.tool_calls.deltas import Delta, earliest, overlap
+from zmqengine_client.text.tool_calls.json_arguments import JsonArguments
 
 HEADER_CHARS_MAX = 300
 _MESSAGE = "<|message|>"

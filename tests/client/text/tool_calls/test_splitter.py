@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zmqengine_http.tool_calls import (
+from zmqengine_client.text.tool_calls import (
     FORMATS,
     Delta,
     HarmonySplitter,
@@ -20,7 +20,7 @@ from zmqengine_http.tool_calls import (
     find_markers,
     make_splitter,
 )
-from zmqengine_http.tool_calls.lenient_json import read_whole
+from zmqengine_client.text.tool_calls.lenient_json import read_whole
 
 HERMES = Markers("<think>", "</think>", FORMATS["json_tools"])
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'

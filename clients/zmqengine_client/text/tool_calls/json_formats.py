@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from zmqengine_http.tool_calls.call_format import (
+from zmqengine_client.text.tool_calls.call_format import (
     CallFormat,
     ParsedCall,
     Schemas,
@@ -12,8 +12,8 @@ from zmqengine_http.tool_calls.call_format import (
     nonempty,
     skip,
 )
-from zmqengine_http.tool_calls.call_layout import CallLayout
-from zmqengine_http.tool_calls.lenient_json import Malformed, read_value, read_whole
+from zmqengine_client.text.tool_calls.call_layout import CallLayout
+from zmqengine_client.text.tool_calls.lenient_json import Malformed, read_value, read_whole
 
 # DeepSeek's markers contain a fullwidth bar, and a lower block for a space.
 BAR, GAP = "\uff5c", "\u2581"

@@ -3,12 +3,12 @@ format."""
 
 from collections.abc import Mapping
 
-from zmqengine_http.tool_calls.call_format import CallFormat, ParsedCall
-from zmqengine_http.tool_calls.deltas import Delta, TextSplitter
-from zmqengine_http.tool_calls.harmony import HarmonySplitter
-from zmqengine_http.tool_calls.markers import FORMATS, Markers, find_markers
-from zmqengine_http.tool_calls.muse import MuseSplitter
-from zmqengine_http.tool_calls.splitter import MarkerSplitter
+from zmqengine_client.text.tool_calls.call_format import CallFormat, ParsedCall
+from zmqengine_client.text.tool_calls.deltas import Delta, TextSplitter
+from zmqengine_client.text.tool_calls.harmony import HarmonySplitter
+from zmqengine_client.text.tool_calls.markers import FORMATS, Markers, find_markers
+from zmqengine_client.text.tool_calls.muse import MuseSplitter
+from zmqengine_client.text.tool_calls.splitter import MarkerSplitter
 
 __all__ = [
     "FORMATS",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from zmqengine_http.tool_calls import (
+from zmqengine_client.text.tool_calls import (
     FORMATS,
     HarmonySplitter,
     Markers,

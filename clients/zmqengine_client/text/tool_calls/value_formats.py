@@ -5,9 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from zmqengine_http.tool_calls.call_format import CallFormat
-from zmqengine_http.tool_calls.call_layout import FUNCTION_GEMMA, GEMMA, PYTHON, CallLayout, LiteralStyle
-from zmqengine_http.tool_calls.json_arguments import ArgumentsParser, JsonArguments
+from zmqengine_client.text.tool_calls.call_format import CallFormat
+from zmqengine_client.text.tool_calls.call_layout import (
+    FUNCTION_GEMMA,
+    GEMMA,
+    PYTHON,
+    CallLayout,
+    LiteralStyle,
+)
+from zmqengine_client.text.tool_calls.json_arguments import ArgumentsParser, JsonArguments
 
 _GEMMA_HEADER = re.compile(r"\s*call:([\w.-]+)\s*(?=\{)")
 _PYTHON_HEADER = re.compile(r"\s*(?:\[\s*)?([A-Za-z_][\w.]*)\s*\(")

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 
-from zmqengine_http.tool_calls.call_format import CallFormat, Schemas
-from zmqengine_http.tool_calls.deltas import Delta, Kind, earliest, overlap
-from zmqengine_http.tool_calls.markers import Markers
-from zmqengine_http.tool_calls.splitter import MarkerSplitter
+from zmqengine_client.text.tool_calls.call_format import CallFormat, Schemas
+from zmqengine_client.text.tool_calls.deltas import Delta, Kind, earliest, overlap
+from zmqengine_client.text.tool_calls.markers import Markers
+from zmqengine_client.text.tool_calls.splitter import MarkerSplitter
 
 HEADER_CHARS_MAX = 300
 _MESSAGE = "<|message|>"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 
-from zmqengine_http.tool_calls.lenient_json import Malformed, read_whole
+from zmqengine_client.text.tool_calls.lenient_json import Malformed, read_whole
 
 Schema = Mapping[str, object]
 REFERENCES_MAX = 16
