@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CLIENT = ROOT / "clients" / "zmqengine_client"
 FILES = (
     "client.py",
+    "deciding.py",
     "embedding.py",
     "group.py",
     "in_flight.py",

@@ -20,10 +20,12 @@ from zmqengine_client.keys import CurveKeys, load_keys
 from zmqengine_client.sync.client import Client
 from zmqengine_client.sync.group import Group, News
 from zmqengine_client.sync.streams import TextStream, TokenStream
+from zmqengine_client.text.decisions import Answered, Decisions, OneOf, Score, YesNo
 from zmqengine_client.text.detokenizer import Detokenizer
 from zmqengine_client.text.tokenizer import Tokenizer
 
 __all__ = [
+    "Answered",
     "AsyncClient",
     "AsyncGroup",
     "AsyncNews",
@@ -34,15 +36,18 @@ __all__ = [
     "ClientEvent",
     "Completion",
     "CurveKeys",
+    "Decisions",
     "Description",
     "Detokenizer",
     "EmbedOptions",
     "Embedded",
     "Group",
     "News",
+    "OneOf",
     "Options",
     "PromptProgress",
     "Ranked",
+    "Score",
     "Status",
     "TextChunk",
     "TextStream",
@@ -51,6 +56,7 @@ __all__ = [
     "TokenLogprob",
     "TokenStream",
     "Tokenizer",
+    "YesNo",
     "errors",
     "load_keys",
 ]

@@ -23,6 +23,7 @@ COMMANDS = {
     "worker": "Run a worker: load a model and share it.",
     "generate": "Continue a text.",
     "chat": "Talk with the model.",
+    "decide": "Answer questions by the probabilities of given answers.",
     "embed": "Turn texts into vectors.",
     "status": "Show state and load of a worker.",
     "top": "Watch workers: requests, rates, memory.",

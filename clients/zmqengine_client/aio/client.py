@@ -24,6 +24,7 @@ from zmqengine.protocol.messages import (
     Ping,
     Status,
 )
+from zmqengine_client.aio.deciding import AsyncDeciding
 from zmqengine_client.aio.embedding import AsyncEmbedding
 from zmqengine_client.aio.group import AsyncGroup
 from zmqengine_client.aio.loop_driver import LoopDriver
@@ -42,6 +43,7 @@ from zmqengine_client.core.session import ClientSession
 from zmqengine_client.images.prompt_image import PromptImage
 from zmqengine_client.images.sources import ImageLike
 from zmqengine_client.keys import CurveKeys, keys_from_environment
+from zmqengine_client.text.decisions import DecideOptions, Decisions, Question, questions_of
 from zmqengine_client.text.prompts import Encode, chat_encoder, new_text_reader, prompt_encoder
 from zmqengine_client.text.reranking import Reranked
 from zmqengine_client.text.text_source import Text, source_of
@@ -110,6 +112,7 @@ class AsyncClient:
             self._driver, self._tokenizer, self._questions, self._session.connection
         )
         self._reranking = AsyncReranking(self._driver, self._tokenizer, self._embedding)
+        self._deciding = AsyncDeciding(self._driver, self._tokenizer)
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -259,6 +262,21 @@ class AsyncClient:
         if not request.ended:
             self._preparation.begin(request, reader, encode)
         return AsyncTextStream(reader, notifier, self)
+
+    async def decide(
+        self,
+        state: object,
+        questions: Mapping[str, Question | Mapping[str, object]],
+        **options: Unpack[DecideOptions],
+    ) -> Decisions:
+        """The probability of each answer to each question about `state`, a text or anything that JSON can write.
+
+        A question is a `YesNo`, a `OneOf` or a `Score`, or a mapping with their fields and the `type` yes_no, choice
+        or score. Nothing is sampled: an answer has the probability with which the model would begin its own with it.
+        """
+        self._driver.check()
+        check_names(options, DecideOptions)
+        return await self._deciding.decide(state, questions_of(questions), options)
 
     # --- vectors -------------------------------------------------------------------------------------------
 

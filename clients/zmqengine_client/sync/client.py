@@ -34,6 +34,7 @@ from zmqengine_client.core.session import ClientSession
 from zmqengine_client.images.prompt_image import PromptImage
 from zmqengine_client.images.sources import ImageLike
 from zmqengine_client.keys import CurveKeys, keys_from_environment
+from zmqengine_client.sync.deciding import Deciding
 from zmqengine_client.sync.embedding import Embedding
 from zmqengine_client.sync.group import Group
 from zmqengine_client.sync.io_thread import IoThread
@@ -43,6 +44,7 @@ from zmqengine_client.sync.questions import Questions, ReplyT
 from zmqengine_client.sync.reranking import Reranking
 from zmqengine_client.sync.streams import Stream, TextStream, TokenStream
 from zmqengine_client.sync.waiting import Notifier
+from zmqengine_client.text.decisions import DecideOptions, Decisions, Question, questions_of
 from zmqengine_client.text.prompts import Encode, chat_encoder, new_text_reader, prompt_encoder
 from zmqengine_client.text.reranking import Reranked
 from zmqengine_client.text.text_source import Text, source_of
@@ -109,6 +111,7 @@ class Client:
         self._preparation = Preparation(self._tokenizer, self._driver)
         self._embedding = Embedding(self._driver, self._tokenizer, self._questions, self._session.connection)
         self._reranking = Reranking(self._driver, self._tokenizer, self._embedding)
+        self._deciding = Deciding(self._driver, self._tokenizer)
 
     def __enter__(self) -> Client:
         return self
@@ -256,6 +259,21 @@ class Client:
         if not request.ended:
             self._preparation.begin(request, reader, encode)
         return TextStream(reader, notifier, self)
+
+    def decide(
+        self,
+        state: object,
+        questions: Mapping[str, Question | Mapping[str, object]],
+        **options: Unpack[DecideOptions],
+    ) -> Decisions:
+        """The probability of each answer to each question about `state`, a text or anything that JSON can write.
+
+        A question is a `YesNo`, a `OneOf` or a `Score`, or a mapping with their fields and the `type` yes_no, choice
+        or score. Nothing is sampled: an answer has the probability with which the model would begin its own with it.
+        """
+        self._driver.check()
+        check_names(options, DecideOptions)
+        return self._deciding.decide(state, questions_of(questions), options)
 
     # --- vectors -------------------------------------------------------------------------------------------
 

@@ -125,7 +125,7 @@ async def _start(
         for prompt in generation.prompts
     ]
     options = make_options(asked, model, default_temperature=service.config.default_temperature)
-    options["cache_salt"] = _salt(caller, asked, model)
+    options["cache_salt"] = caller_salt(caller, asked.cache_scope, model)
     ends = frozenset(asked.stop_token_ids) | frozenset(
         () if asked.ignore_eos else model.tokenizer.eos_token_ids
     )
@@ -171,14 +171,14 @@ async def _start(
     return started
 
 
-def _salt(caller: str, asked: GenerationOptions, model: Model) -> str:
+def caller_salt(caller: str, scope: CacheScope | None, model: Model) -> str:
     """The part of a scope that is this caller's: to the worker all callers are one session with one key.
 
     Raises a 400 for a scope that the worker would not keep apart.
     """
     if not caller or model.limits.cache_salt:
         return caller
-    if asked.cache_scope in ("key", "session"):
+    if scope in ("key", "session"):
         raise bad_field("cache_scope", "the worker is too old to keep the callers of this server apart")
     return ""
 
