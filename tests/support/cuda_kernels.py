@@ -28,7 +28,7 @@ from zmqengine.engine.cuda import (
     quantised_products,
     slot_storage,
 )
-from zmqengine.engine.models.decoder_weights import Linear
+from zmqengine.engine.models.layers import Linear
 from zmqengine.engine.models.ops import dequantised
 
 Facts = dict[str, Any]

@@ -15,7 +15,8 @@ from zmqengine.engine.cuda.cuda_ops import QUANTISED_ROWS_MAX, CudaOps
 from zmqengine.engine.host.backend import on_cuda
 from zmqengine.engine.load.probe import rows_of, steps_of
 from zmqengine.engine.models.decoder import DecoderModel
-from zmqengine.engine.models.decoder_weights import Experts, read_weights
+from zmqengine.engine.models.families import read_weights
+from zmqengine.engine.models.layers import Experts
 from zmqengine.engine.models.model_runner import RowPiece
 from zmqengine.engine.models.ops import PlainOps
 from zmqengine.engine.models.slot_runner import SlotRunner

@@ -16,7 +16,8 @@ from zmqengine.engine.cuda.cuda_ops import CudaOps
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.kv.slots import Slot, Slots
 from zmqengine.engine.models.decoder import DecoderModel
-from zmqengine.engine.models.decoder_weights import DecoderWeights, read_weights
+from zmqengine.engine.models.families import read_weights
+from zmqengine.engine.models.layers import DecoderWeights
 from zmqengine.engine.models.ops import Ops, PlainOps
 from zmqengine.engine.models.slot_runner import SlotRunner
 from zmqengine.engine.row import Row

@@ -9,7 +9,7 @@ import pytest
 from tests.support import cuda_kernels
 from zmqengine.engine.cuda import experts
 from zmqengine.engine.host.backend import on_cuda
-from zmqengine.engine.models.decoder_weights import Experts, Linear
+from zmqengine.engine.models.layers import Experts, Linear
 from zmqengine.engine.models.ops import PlainOps
 
 DIM, INNER = 128, 128
@@ -50,7 +50,7 @@ def wanted(states: mx.array, logits: mx.array, mlp: Experts) -> np.ndarray:
     for token, row in enumerate(scores):
         chosen = np.argsort(-row, kind="stable")[: mlp.per_token]
         shares = np.exp(row - row.max())
-        shares = shares[chosen] / (shares[chosen] if mlp.normalised else shares).sum()
+        shares = shares[chosen] / (shares[chosen] if mlp.router.normalised else shares).sum()
         for expert, share in zip(chosen, shares, strict=True):
             gate, up = np.split(gate_up[expert] @ x[token], 2)
             made[token] += share * (down[expert] @ (gate / (1 + np.exp(-gate)) * up))

@@ -35,7 +35,7 @@ from zmqengine.engine.cuda.slot_storage import CudaStorage
 from zmqengine.engine.host.backend import on_cuda
 from zmqengine.engine.kv.slots import ColumnWrite, KVShape, Slots
 from zmqengine.engine.models.attention import PlacedPiece
-from zmqengine.engine.models.decoder_weights import Experts, HeadShape, Linear, QueryKeyNorms, RotaryEmbedding
+from zmqengine.engine.models.layers import Experts, HeadShape, Linear, QueryKeyNorms, RotaryEmbedding
 
 pytestmark = pytest.mark.cuda_emulated
 
@@ -141,7 +141,7 @@ def build_every_kernel() -> None:
     for freqs in (None, mx.zeros((64,))):
         rotation = RotaryEmbedding(128, False, None if freqs is not None else 1e4, 1.0, freqs, 1.0)
         heads = HeadShape(8, 2, 128, 1.0, rotation, None if freqs is None else norms, None, BFLOAT16)
-        attention = CudaAttention([heads])
+        attention = CudaAttention([heads], [0])
         layout = attention.begin([PlacedPiece(slots.take(1), 0, 3)], 64)
         attention.attend(layout, 0, [zeros(64, 1536)])
     (pool,) = slots.pools.values()

@@ -21,7 +21,8 @@ from zmqengine.engine.host.backend import on_cuda
 from zmqengine.engine.kv.slots import POOLS_MAX, KVShape, MlxStorage, Slots
 from zmqengine.engine.models.attention import MlxAttention, PlacedPiece
 from zmqengine.engine.models.decoder import DecoderModel, Inputs
-from zmqengine.engine.models.decoder_weights import HeadShape, QueryKeyNorms, RotaryEmbedding, read_weights
+from zmqengine.engine.models.families import read_weights
+from zmqengine.engine.models.layers import HeadShape, QueryKeyNorms, RotaryEmbedding
 from zmqengine.engine.models.ops import PlainOps
 
 pytestmark = pytest.mark.cuda_emulated
@@ -97,7 +98,7 @@ def by_mlx(heads: HeadShape, pieces: Sequence[PlacedPiece], product: mx.array) -
     """The reference, without padding."""
     positions = np.concatenate([piece.start + piece.shift + np.arange(piece.count) for piece in pieces])
     tokens = len(positions)
-    layout = MlxAttention([heads])
+    layout = MlxAttention([heads], [0])
     qkv = PlainOps().rotate(product[:tokens], heads, mx.array(positions.astype(np.int32)))
     return layout.attend(layout.begin(pieces, tokens), 0, qkv)
 
@@ -120,7 +121,7 @@ def test_rows_attend_as_by_mlx(kernels: str, name: str, dim: int, dtype: mx.Dtyp
     expected, pieces = slots_of(heads, step)
     wanted = host(by_mlx(heads, pieces, product))
     slots, pieces = slots_of(heads, step)
-    attend = CudaAttention([heads])
+    attend = CudaAttention([heads], [0])
     layout = attend.begin(pieces, tokens + padding)
     got = host(attend.attend(layout, 0, [product]))
     assert layout.kind[1] == (4 if name == "rows of many columns" else 1)
@@ -149,7 +150,7 @@ def test_columns_of_no_row_are_not_read(kernels_as_written: None) -> None:
     for arrays in (pool.keys, pool.values):
         arrays[0] = mx.where(columns[:, None, :, None], arrays[0], mx.array(float("nan"), mx.float16))
     slots.pools[512].replaced()
-    attend = CudaAttention([heads])
+    attend = CudaAttention([heads], [0])
     got = host(attend.attend(attend.begin(pieces, 36), 0, [product]))
     assert np.abs(got - wanted).max() < 0.01
 
@@ -159,7 +160,7 @@ def test_the_places_of_tokens_and_the_tiles_of_queries() -> None:
     the last one, the row's tokens, the tile's first query, the row's first token, and whether its warps are apart."""
     heads = head_shape(64)
     _, pieces = slots_of(heads, [Tokens(20, 1, shift=3), Tokens(6, 2), Tokens(0, 30, 1024)])
-    layout = CudaAttention([heads]).begin(pieces, 36)
+    layout = CudaAttention([heads], [0]).begin(pieces, 36)
     places, tiles = (np.array(array) for array in layout.shared)
     rows = [(0, 0, 20, 23), (0, 1, 6, 6), (0, 1, 7, 7), *((1, 0, at, at) for at in range(30))]
     assert places.reshape(-1, 4).tolist() == [*map(list, rows), *[[-1] * 4] * 3]
@@ -178,7 +179,7 @@ def test_the_places_of_tokens_and_the_tiles_of_queries() -> None:
 def test_a_trace_is_for_tiles_and_parts_of_few_numbers() -> None:
     """Whatever rows and pools there are; tiles without tokens fill up the number."""
     heads = head_shape(64)
-    attend = CudaAttention([heads])
+    attend = CudaAttention([heads], [0])
     _, pieces = slots_of(heads, [Tokens(5, 1)] * 9)
     layout = attend.begin(pieces, 10)
     assert layout.kind == (10, 1)
@@ -197,7 +198,7 @@ def test_a_replaced_array_is_found_by_the_next_step(plain_kernels: list[str]) ->
     """As after a pool has grown."""
     heads = head_shape(64)
     slots, pieces = slots_of(heads, [Tokens(5, 1)])
-    attend = CudaAttention([heads])
+    attend = CudaAttention([heads], [0])
     product = numbers((1, 640), 50, mx.float16)
     mx.eval(attend.attend(attend.begin(pieces, 1), 0, [product]))
     before = pieces[0].slot.pool.keys[0]
@@ -212,7 +213,7 @@ def test_a_replaced_array_is_found_by_the_next_step(plain_kernels: list[str]) ->
 def test_tokens_with_three_positions_are_left_to_mlx(plain_kernels: list[str]) -> None:
     """They come rotated; the steps before and after them use the kernels."""
     heads = head_shape(64)
-    attend = CudaAttention([heads])
+    attend = CudaAttention([heads], [0])
     product = numbers((12, 640), 50, mx.float16)
     results = []
     for is_turned in (False, True):
@@ -233,10 +234,10 @@ def test_heads_without_a_kernel_are_left_to_mlx() -> None:
     """All layers, if one is of such a kind; and their slots."""
     heads = head_shape(64)
     ops = CudaOps()
-    assert isinstance(ops.attention([heads]), CudaAttention)
+    assert isinstance(ops.attention([heads], [0]), CudaAttention)
     assert ops.storage().writes_in_place
     for unlike in (heads._replace(window=8), heads._replace(dtype=mx.float32), heads._replace(heads=4)):
-        assert isinstance(ops.attention([heads, unlike]), MlxAttention)
+        assert isinstance(ops.attention([heads, unlike], [0, 1]), MlxAttention)
         assert type(ops.storage()) is MlxStorage
 
 

@@ -22,7 +22,8 @@ from zmqengine.engine.load import open_model as opening
 from zmqengine.engine.load.open_model import open_model
 from zmqengine.engine.models.attention import WIDTH_MAX, MlxAttention
 from zmqengine.engine.models.decoder import DecoderModel
-from zmqengine.engine.models.decoder_weights import Experts, read_weights
+from zmqengine.engine.models.families import read_weights
+from zmqengine.engine.models.layers import Experts
 from zmqengine.engine.models.mlx_lm_runner import MlxLmRunner
 from zmqengine.engine.models.ops import PlainOps
 from zmqengine.engine.models.slot_runner import SlotRunner
@@ -118,9 +119,10 @@ class TippedOps(PlainOps):
         self._seen += inputs.shape[0]
         router = mlp.router
         # The experts with the least logits, for a share of the tokens.
-        turned = router._replace(scales=-router.scales, biases=-router.biases)  # type: ignore[operator]
+        linear = router.linear
+        negated = linear._replace(scales=-linear.scales, biases=-linear.biases)  # type: ignore[operator]
         is_tipped = numbers % 10 < round(10 * self._share)
-        other = super().mixture(inputs, mlp._replace(router=turned))
+        other = super().mixture(inputs, mlp._replace(router=router._replace(linear=negated)))
         return mx.where(is_tipped[:, None], other, super().mixture(inputs, mlp))
 
 
@@ -171,8 +173,8 @@ def test_attention_that_computes_something_else_is_not_used(wrong: str, replays:
     """Whatever the step in which it does."""
 
     class Other(PlainOps):
-        def attention(self, heads: Any) -> Any:
-            return WrongAttention(heads, wrong=wrong)
+        def attention(self, heads: Any, caches: Any) -> Any:
+            return WrongAttention(heads, caches, wrong=wrong)
 
     ops, reference = Other(), PlainOps()
     found = open_model(build_model(LLAMA), ops, reference, replays=replays, rows_max=1)

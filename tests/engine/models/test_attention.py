@@ -11,8 +11,8 @@ import pytest
 from zmqengine.engine.cpu.numpy_attention import NumpyAttention, NumpyStorage
 from zmqengine.engine.kv.slots import KVShape, MlxStorage, Slot, Slots
 from zmqengine.engine.models.attention import WIDTH_MAX, MlxAttention, PlacedPiece, layout_of, padded
-from zmqengine.engine.models.decoder_weights import HeadShape, RotaryEmbedding
 from zmqengine.engine.models.few_sizes import few_sizes
+from zmqengine.engine.models.layers import HeadShape, RotaryEmbedding
 
 # Sums of a few hundred float32 products, in another order.
 TOLERANCE = 2e-5
@@ -24,8 +24,8 @@ HEADS = [
     for window, heads in zip(WINDOWS, (4, 2, 6, 4), strict=True)
 ]
 KINDS = {
-    "mlx, fused": (lambda: MlxAttention(HEADS, is_fused=True), MlxStorage),
-    "mlx, not fused": (lambda: MlxAttention(HEADS, is_fused=False), MlxStorage),
+    "mlx, fused": (lambda: MlxAttention(HEADS, range(len(HEADS)), is_fused=True), MlxStorage),
+    "mlx, not fused": (lambda: MlxAttention(HEADS, range(len(HEADS)), is_fused=False), MlxStorage),
     "numpy": (lambda: NumpyAttention(HEADS), NumpyStorage),
 }
 

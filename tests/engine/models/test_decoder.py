@@ -16,7 +16,8 @@ from zmqengine.engine.load.probe import rows_of
 from zmqengine.engine.models import decoder as decoder_module
 from zmqengine.engine.models.attention import WIDTH_MAX
 from zmqengine.engine.models.decoder import DecoderModel
-from zmqengine.engine.models.decoder_weights import NotOfTheFamily, read_weights
+from zmqengine.engine.models.families import read_weights
+from zmqengine.engine.models.layers import Unsupported
 from zmqengine.engine.models.model_runner import ModelRunner, RowPiece
 from zmqengine.engine.models.ops import PlainOps
 from zmqengine.engine.models.slot_runner import SlotRunner
@@ -247,7 +248,7 @@ def test_what_the_decoder_does_not_know_is_left_to_mlx_lm(config: dict[str, Any]
     """With a reason for the log; the model is not changed."""
     model = build_model(config)
     wanted = model(mx.array([[1, 2, 3]]))
-    with pytest.raises(NotOfTheFamily, match=reason):
+    with pytest.raises(Unsupported, match=reason):
         read_weights(model)
     assert mx.array_equal(model(mx.array([[1, 2, 3]])), wanted)
 
@@ -261,7 +262,7 @@ def test_a_layer_with_more_to_it_is_not_of_the_family() -> None:
     ):
         model = build_model(LLAMA)
         change(model.layers[1])
-        with pytest.raises(NotOfTheFamily, match="other parts"):
+        with pytest.raises(Unsupported, match="other parts"):
             read_weights(model)
 
 

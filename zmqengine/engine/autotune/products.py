@@ -18,9 +18,9 @@ import mlx.core as mx
 
 from zmqengine.engine.autotune.saved_choices import SavedChoices
 from zmqengine.engine.autotune.variants import GAIN_MIN, fastest, in_words, same_but_for_rounding
-from zmqengine.engine.models.decoder_weights import DecoderWeights, Experts, Linear
+from zmqengine.engine.models.layers import DecoderWeights, Linear
 from zmqengine.engine.models.ops import Ops, Product, shape_of
-from zmqengine.engine.models.tree import arrays_of, filled
+from zmqengine.engine.models.tree import arrays_of, filled, parts_of
 
 log = logging.getLogger("zmqengine.engine")
 
@@ -71,13 +71,7 @@ def name_of(linear: Linear, rows: int) -> str:
 
 def _linears(weights: DecoderWeights) -> list[Linear]:
     """Every product except those of experts, which are gathered."""
-    found = [weights.head]
-    for layer in weights.layers:
-        found += [*layer.qkv, layer.out]
-        found += (
-            [layer.mlp.router] if isinstance(layer.mlp, Experts) else [*layer.mlp.gate_up, layer.mlp.down]
-        )
-    return found
+    return [linear for linear in parts_of((weights.head, weights.layers), Linear) if linear.weight.ndim == 2]
 
 
 def _rows(ops: Ops, linear: Linear, rows_max: int) -> list[int]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from zmqengine.engine.kv.slots import ColumnWrite
 from zmqengine.engine.models.attention import PlacedPiece, PoolLayout, PromptPiece, ShortRows, layout_of
-from zmqengine.engine.models.decoder_weights import HeadShape
+from zmqengine.engine.models.layers import HeadShape
 
 Array: TypeAlias = Any
 

@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from zmqengine.engine.cpu.numpy_attention import NumpyAttention, NumpyStorage
-from zmqengine.engine.models.decoder_weights import (
+from zmqengine.engine.models.layers import (
     DecoderWeights,
     Experts,
     Gated,
@@ -19,7 +19,7 @@ from zmqengine.engine.models.decoder_weights import (
     RotaryEmbedding,
 )
 from zmqengine.engine.models.ops import PlainOps
-from zmqengine.engine.models.tree import arrays_of, filled
+from zmqengine.engine.models.tree import arrays_of, filled, parts_of
 
 # NumPy's where `Ops` has MLX's.
 Array: TypeAlias = Any
@@ -33,8 +33,11 @@ def supports(weights: DecoderWeights) -> bool:
     """Whether `NumpyOps` computes this model: all weights are in float32, and there is no mixture of experts."""
     if any(array.dtype != mx.float32 for array in arrays_of(weights)):
         return False
-    return all(
-        isinstance(layer.mlp, Gated) and not layer.heads.rotation.traditional for layer in weights.layers
+    return (
+        not parts_of(weights, Experts)
+        and all(mlp.activation == "silu" for mlp in parts_of(weights, Gated))
+        and all(heads.is_plain for heads in parts_of(weights, HeadShape))
+        and not any(rotation.traditional for rotation in parts_of(weights, RotaryEmbedding))
     )
 
 
@@ -90,15 +93,16 @@ class NumpyOps(PlainOps):
         activated *= up
         return self.product(activated, mlp.down)
 
-    def rotate(self, product: Array, heads: HeadShape, positions: Array) -> Sequence[Array]:
+    def rotate(self, product: Array, heads: HeadShape, positions: Any) -> tuple[Array, ...]:
         """See `Ops`."""
-        return self._turned(product, heads, self._cos_sin(heads.rotation, positions))
+        assert heads.rotation is not None, "plain heads are rotated"
+        if isinstance(positions, tuple):
+            angles = np.asarray(positions[0]), np.asarray(positions[1])
+        else:
+            angles = self._cos_sin(heads.rotation, positions)
+        return self._turned(product, heads, angles)
 
-    def turn(self, product: Array, heads: HeadShape, angles: tuple[mx.array, mx.array]) -> Sequence[Array]:
-        """See `Ops`."""
-        return self._turned(product, heads, (np.asarray(angles[0]), np.asarray(angles[1])))
-
-    def attention(self, heads: Sequence[HeadShape]) -> NumpyAttention:
+    def attention(self, heads: Sequence[HeadShape], caches: Sequence[int]) -> NumpyAttention:
         """See `Ops`."""
         return NumpyAttention(heads)
 
@@ -107,7 +111,7 @@ class NumpyOps(PlainOps):
         return NumpyStorage()
 
     @staticmethod
-    def _turned(product: Array, heads: HeadShape, angles: tuple[Array, Array]) -> Sequence[Array]:
+    def _turned(product: Array, heads: HeadShape, angles: tuple[Array, Array]) -> tuple[Array, ...]:
         count = heads.heads + heads.key_heads
         every = product.reshape(len(product), count + heads.key_heads, heads.dim)
         rotated, values = every[:, :count], every[:, count:]

@@ -17,7 +17,7 @@ from zmqengine.engine.cuda.kernel import Kernel, Variant
 from zmqengine.engine.cuda.kernel_text import for_each, kernel_text
 from zmqengine.engine.cuda.resident import resident
 from zmqengine.engine.kv.slots import POOLS_MAX
-from zmqengine.engine.models.decoder_weights import HeadShape
+from zmqengine.engine.models.layers import HeadShape
 
 WARPS = 4
 """Warps of a thread block."""

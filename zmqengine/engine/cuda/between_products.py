@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from zmqengine.engine.cuda.kernel import Kernel, Variant
 from zmqengine.engine.cuda.kernel_text import for_each, kernel_text
-from zmqengine.engine.models.decoder_weights import HeadShape
+from zmqengine.engine.models.layers import HeadShape
 
 _FOUR = 4
 _LANES = 32
@@ -42,6 +42,8 @@ def add_and_norm(
 def rotates(heads: HeadShape) -> bool:
     """Whether `rotate` supports these heads."""
     rotation, dim = heads.rotation, heads.dim
+    if rotation is None or not heads.is_plain:
+        return False
     if rotation.traditional or rotation.factor != 1.0 or heads.dtype not in _DTYPES:
         return False
     return rotation.dims % _PAIRED == 0 and dim % _PAIRED == 0 and dim <= _DIM_MAX
@@ -81,7 +83,9 @@ class _Kind(NamedTuple):
 
 
 def _kind(heads: HeadShape, product: mx.Dtype) -> _Kind:
-    rotation, norms, freqs = heads.rotation, heads.norms, heads.rotation.freqs
+    rotation, norms = heads.rotation, heads.norms
+    assert rotation is not None, "the kernel rotates"
+    freqs = rotation.freqs
     return _Kind(
         heads.heads,
         heads.key_heads,
@@ -116,7 +120,7 @@ def _template(kind: _Kind) -> tuple[tuple[str, Any], ...]:
 
 def _weights(heads: HeadShape, unused: mx.array) -> list[mx.array]:
     """Frequencies and norms; `unused` in place of missing ones."""
-    freqs, norms = heads.rotation.freqs, heads.norms
+    freqs, norms = None if heads.rotation is None else heads.rotation.freqs, heads.norms
     return [
         unused if freqs is None else freqs,
         *((unused, unused) if norms is None else (norms.queries, norms.keys)),

@@ -7,6 +7,7 @@ around it. That halves the number of launches, and short steps are bound by the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import mlx.core as mx
 
@@ -22,8 +23,8 @@ from zmqengine.engine.cuda.slot_attention import CudaAttention
 from zmqengine.engine.cuda.slot_storage import CudaStorage
 from zmqengine.engine.kv.slots import MlxStorage, SlotStorage
 from zmqengine.engine.models.attention import SlotAttention
-from zmqengine.engine.models.decoder_weights import Experts, HeadShape, Linear, Norm
 from zmqengine.engine.models.few_sizes import few_sizes
+from zmqengine.engine.models.layers import Experts, HeadShape, Linear, Norm
 from zmqengine.engine.models.ops import QKV, PlainOps, Product, multiply_dequantised, product
 
 QUANTISED_ROWS_MAX = 7
@@ -60,30 +61,33 @@ class CudaOps(PlainOps):
             return super().add_and_norm(hidden, added, norm)
         return between_products.add_and_norm(hidden, added, norm.weight, norm.eps)
 
-    def gated(self, inputs: mx.array, gate_up: tuple[Linear, ...]) -> mx.array:
+    def gated(self, inputs: mx.array, gate_up: tuple[Linear, ...], activation: str) -> mx.array:
         """See `PlainOps`. One kernel for the product and the activation."""
         linear = gate_up[0]
-        is_bare = len(gate_up) == 1 and self._is_bare(linear, inputs)
+        is_bare = len(gate_up) == 1 and activation == "silu" and self._is_bare(linear, inputs)
         if is_bare and self._variant(linear, inputs.shape[0]) is few_rows:
             return plain_products.few_rows(inputs, linear.weight, gated=True)
-        return super().gated(inputs, gate_up)
+        return super().gated(inputs, gate_up, activation)
 
     def mixture(self, inputs: mx.array, mlp: Experts) -> mx.array:
         """See `PlainOps`."""
-        if experts.supports(mlp) and inputs.dtype == mlp.router.dtype == mlp.down.dtype:
-            return experts.mixture(inputs, self.product(inputs, mlp.router), mlp)
+        router = mlp.router.linear
+        if experts.supports(mlp) and inputs.dtype == router.dtype == mlp.down.dtype:
+            return experts.mixture(inputs, self.product(inputs, router), mlp)
         return super().mixture(inputs, mlp)
 
-    def rotate(self, product: mx.array, heads: HeadShape, positions: mx.array) -> QKV:
-        """See `Ops`. The kernel that writes keys and values into slots rotates them too."""
-        return (product,) if self._attends else super().rotate(product, heads, positions)
+    def rotate(self, product: mx.array, heads: HeadShape, positions: Any) -> QKV:
+        """See `Ops`. The kernel that writes keys and values into slots rotates them too, by one position a token."""
+        if self._attends and not isinstance(positions, tuple):
+            return (product,)
+        return super().rotate(product, heads, positions)
 
-    def attention(self, heads: Sequence[HeadShape]) -> SlotAttention:
+    def attention(self, heads: Sequence[HeadShape], caches: Sequence[int]) -> SlotAttention:
         """See `Ops`. For heads without a kernel, such as those in float32, MLX's."""
         self._attends = slot_attention.supports(heads) and all(
             slot_storage.supports(each.dtype, each.dim) for each in heads
         )
-        return CudaAttention(heads) if self._attends else super().attention(heads)
+        return CudaAttention(heads, caches) if self._attends else super().attention(heads, caches)
 
     def storage(self) -> SlotStorage:
         """See `Ops`."""

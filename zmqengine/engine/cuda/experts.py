@@ -15,7 +15,7 @@ from zmqengine.engine.cuda import plain_products, quantised_products
 from zmqengine.engine.cuda.kernel import Kernel, Variant
 from zmqengine.engine.cuda.kernel_text import kernel_text
 from zmqengine.engine.cuda.plain_products import WARPS, Cut, few_rows_text
-from zmqengine.engine.models.decoder_weights import Experts, Linear
+from zmqengine.engine.models.layers import Experts, Linear
 
 # A lane keeps every 32nd logit of a token in registers, and a warp has a lane for each expert of a token.
 _EXPERTS_MAX, _PER_TOKEN_MAX = 256, 32
@@ -26,12 +26,18 @@ _TILE = 3
 
 def supports(experts: Experts) -> bool:
     """Whether `mixture` supports these weights."""
+    router = experts.router
     return (
-        len(experts.gate_up) == 1
+        router.shares == "softmax"
+        and router.bias is None
+        and isinstance(router.scale, float)
+        and router.scale == 1.0
+        and experts.activation == "silu"
+        and len(experts.gate_up) == 1
         and _fits(experts.gate_up[0])
         and _fits(experts.down)
-        and experts.router.outputs <= _EXPERTS_MAX
-        and experts.per_token <= _PER_TOKEN_MAX
+        and router.linear.outputs <= _EXPERTS_MAX
+        and router.per_token <= _PER_TOKEN_MAX
     )
 
 
@@ -49,12 +55,12 @@ def mixture(inputs: mx.array, logits: mx.array, experts: Experts) -> mx.array:
     `inputs` [tokens, dim]; `logits` [tokens, experts], by which they are chosen. A token's result does not depend on
     the number of tokens.
     """
-    (tokens, count), per_token = logits.shape, experts.per_token
+    (tokens, count), per_token = logits.shape, experts.router.per_token
     pairs = tokens * per_token
     cut = _cut(pairs / min(pairs, count), experts.down.bits)
     rows = 8 * cut.tiles
     tiles = pairs // rows + min(pairs, count)
-    shares, _, order, table = _route(count, per_token, experts.normalised, rows, logits.dtype)(
+    shares, _, order, table = _route(count, per_token, experts.router.normalised, rows, logits.dtype)(
         inputs=[logits],
         grid=(_ROUTE_THREADS, 1, 1),
         threadgroup=(_ROUTE_THREADS, 1, 1),

@@ -12,7 +12,7 @@ import mlx.core as mx
 from zmqengine.engine.cuda.kernel import Kernel, Variant
 from zmqengine.engine.cuda.kernel_text import kernel_text
 from zmqengine.engine.cuda.plain_products import WARPS, Cut, few_rows_text
-from zmqengine.engine.models.decoder_weights import Linear
+from zmqengine.engine.models.layers import Linear
 
 ROWS_MAX = 64
 """Maximum rows of `few_rows`."""

@@ -17,8 +17,8 @@ from zmqengine.engine.cuda.between_products import rotate, rotates
 from zmqengine.engine.cuda.resident import resident
 from zmqengine.engine.kv.slots import POOLS_MAX, SlotPool
 from zmqengine.engine.models.attention import MlxAttention, PlacedPiece
-from zmqengine.engine.models.decoder_weights import HeadShape
 from zmqengine.engine.models.few_sizes import few_sizes
+from zmqengine.engine.models.layers import HeadShape
 
 # Numbers of the place of a token.
 _PLACE = 4
@@ -43,10 +43,11 @@ class CudaAttention:
 
     is_replayed = True
 
-    def __init__(self, heads: Sequence[HeadShape]) -> None:
+    def __init__(self, heads: Sequence[HeadShape], caches: Sequence[int]) -> None:
         self._heads = heads
+        self._caches = caches
         self._group = heads[0].heads // heads[0].key_heads
-        self._by_mlx = MlxAttention(heads)
+        self._by_mlx = MlxAttention(heads, caches)
 
     def begin(self, pieces: Sequence[PlacedPiece], tokens: int) -> CudaLayout:
         """See `SlotAttention`."""
@@ -67,7 +68,7 @@ class CudaAttention:
         shared = [numbers[: tokens * _PLACE], numbers[tokens * _PLACE :]]
         corners = [_corners(pool) for pool in pools]
         corners += corners[:1] * (POOLS_MAX - len(pools))
-        layers = [[array for pool in corners for array in pool[layer]] for layer in range(len(self._heads))]
+        layers = [[array for pool in corners for array in pool[cache]] for cache in self._caches]
         return CudaLayout((count, parts), shared, layers, pieces, tokens)
 
     def attend(self, layout: CudaLayout, layer: int, qkv: Sequence[mx.array]) -> mx.array:

@@ -18,11 +18,12 @@ from zmqengine.engine.host.rounding import differ_by_rounding
 from zmqengine.engine.load.probe import ROWS, open_runner, rows_of, steps_of
 from zmqengine.engine.models.attention import WIDTH_MAX
 from zmqengine.engine.models.decoder import DecoderModel
-from zmqengine.engine.models.decoder_weights import DecoderWeights, Experts, NotOfTheFamily, read_weights
+from zmqengine.engine.models.families import read_weights
+from zmqengine.engine.models.layers import DecoderWeights, Experts, Unsupported
 from zmqengine.engine.models.model_runner import ModelRunner, RowPiece
 from zmqengine.engine.models.ops import Ops, PlainOps
 from zmqengine.engine.models.slot_runner import SlotRunner
-from zmqengine.engine.models.tree import kind_of
+from zmqengine.engine.models.tree import kind_of, parts_of
 
 log = logging.getLogger("zmqengine.engine")
 
@@ -71,7 +72,7 @@ def open_model(
     theirs = open_runner(model, parameter_bytes)
     try:
         weights = read_weights(model, in_columns=not ops.on_mlx)
-    except NotOfTheFamily as error:
+    except Unsupported as error:
         log.info("mlx-lm's own code runs this model", extra={"reason": str(error)})
         return OpenedModel(theirs, facts={"model_code": f"mlx-lm's: {error}"})
     is_exact = weights.norm.weight.dtype == mx.float32
@@ -122,7 +123,7 @@ def _kernels_agree(
 ) -> bool:
     """Whether the decoder gives the logits of `reference` on `ops`, too."""
     share = 1.0
-    if any(isinstance(layer.mlp, Experts) for layer in weights.layers):
+    if parts_of(weights.layers, Experts):
         # After all layers hardly a token has the same experts: one layer of each kind is compared, in most tokens.
         layers = tuple({kind_of(layer): layer for layer in weights.layers}.values())
         weights, share = weights._replace(layers=layers), _SHARE_OF_EXPERTS

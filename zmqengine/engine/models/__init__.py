@@ -3,7 +3,9 @@
 decoder.py          the forward pass: embed, then attention and MLP of each layer, then the last norm
 attention.py        attention over slots, by MLX's operations
 ops.py              operations of a layer: all that a back-end replaces
-decoder_weights.py  weights of the family, read from the model that mlx-lm has loaded
+layers.py           weights of the kinds of layers
+families/           the layers of each family, and where mlx-lm has their weights
+reading.py          weights read out of mlx-lm's modules
 model_runner.py     the contract between the step and a model with the caches of its rows:
 slot_runner.py      our decoder on slots
 mlx_lm_runner.py    mlx-lm's own code on mlx-lm's caches: mlx_lm_caches.py, and their blocks, mlx_lm_blocks.py

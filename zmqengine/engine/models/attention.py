@@ -16,8 +16,8 @@ import mlx.core as mx
 import numpy as np
 
 from zmqengine.engine.kv.slots import Slot, SlotPool
-from zmqengine.engine.models.decoder_weights import HeadShape
 from zmqengine.engine.models.few_sizes import few_sizes
+from zmqengine.engine.models.layers import HeadShape
 
 WIDTH_MAX = 8
 """Maximum tokens of a piece that attends together with others: as many as a verify block has."""
@@ -177,13 +177,14 @@ class MlxAttention:
     """`SlotAttention` by documented MLX operations, on every device.
 
     `is_fused`: MLX's fused attention takes a mask where a row has one token, as on Metal. On CUDA it would fall back to
-    twice as many operations as `_attend_single`.
+    twice as many operations as `_attend_unfused`.
     """
 
     is_replayed = False
 
-    def __init__(self, heads: Sequence[HeadShape], *, is_fused: bool = True) -> None:
+    def __init__(self, heads: Sequence[HeadShape], caches: Sequence[int], *, is_fused: bool = True) -> None:
         self._heads = heads
+        self._caches = caches
         self._is_fused = is_fused
         self._windows = list(dict.fromkeys(each.window for each in heads))
 
@@ -220,56 +221,72 @@ class MlxAttention:
 
     def attend(self, layout: _MlxLayout, layer: int, qkv: Sequence[mx.array]) -> mx.array:
         """See `SlotAttention`."""
-        heads = self._heads[layer]
+        heads, cache = self._heads[layer], self._caches[layer]
         outputs: list[mx.array] = []
         for pool in layout.pools:
-            queries, keys, values = qkv
+            queries, *keys_values = qkv
             if len(layout.pools) > 1 or len(pool.layout.slots) < len(queries):
-                queries, keys, values = (array[pool.layout.tokens] for array in qkv)
-            all_keys, all_values = pool.layout.pool.keys[layer], pool.layout.pool.values[layer]
-            all_keys[pool.slots, :, pool.columns] = keys
-            all_values[pool.slots, :, pool.columns] = values
+                queries, *keys_values = (array[pool.layout.tokens] for array in qkv)
+            all_keys, all_values = pool.layout.pool.keys[cache], pool.layout.pool.values[cache]
+            if not heads.reads_only:
+                all_keys[pool.slots, :, pool.columns], all_values[pool.slots, :, pool.columns] = keys_values
             masks = iter(pool.masks[heads.window])
             if (short := pool.layout.short) is not None:
                 rows, width = short.tokens.shape
                 chosen = queries if pool.short is None else queries[pool.short]
                 read = slice(rows), slice(None), slice(short.columns)
-                if width == 1 and not self._is_fused:
-                    outputs.append(
-                        _attend_single(chosen, all_keys[read], all_values[read], heads, next(masks))
-                    )
-                else:
-                    attended = mx.fast.scaled_dot_product_attention(
-                        chosen.reshape(rows, width, heads.heads, heads.dim).swapaxes(1, 2),
-                        all_keys[read],
-                        all_values[read],
-                        scale=heads.scale,
-                        mask=next(masks),
-                    )
-                    outputs.append(attended.swapaxes(1, 2).reshape(rows * width, -1))
+                chosen = chosen.reshape(rows, width, heads.heads, heads.dim).swapaxes(1, 2)
+                attend = _attend if self._is_fused or width > 1 else _attend_unfused
+                attended = attend(chosen, all_keys[read], all_values[read], heads, next(masks))
+                outputs.append(attended.swapaxes(1, 2).reshape(rows * width, -1))
             for piece, index in zip(pool.layout.prompts, pool.prompts, strict=True):
                 read = slice(piece.slot, piece.slot + 1), slice(None), slice(piece.columns)
-                attended = mx.fast.scaled_dot_product_attention(
-                    queries[index].swapaxes(0, 1)[None],
-                    all_keys[read],
-                    all_values[read],
-                    scale=heads.scale,
-                    mask=next(masks),
-                )
+                chosen = queries[index].swapaxes(0, 1)[None]
+                attended = _attend(chosen, all_keys[read], all_values[read], heads, next(masks))
                 outputs.append(attended[0].swapaxes(0, 1).reshape(index.size, -1))
         every = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
         return every if layout.place is None else every[layout.place]
 
 
-def _attend_single(
+def _attend(
     queries: mx.array, keys: mx.array, values: mx.array, heads: HeadShape, mask: mx.array
 ) -> mx.array:
-    """Attention of one token a row, [rows, heads * dim]; heads with the same keys share a product."""
-    rows = queries.shape[0]
-    grouped = queries.reshape(rows, heads.key_heads, -1, heads.dim)
-    scores = _masked(grouped @ keys.swapaxes(-1, -2), mask, heads.scale)
-    attended = mx.softmax(scores, axis=-1, precise=True) @ values
-    return attended.reshape(rows, -1)
+    """Attention [rows, heads, width, dim] of queries of the same shape, over keys and values
+    [rows, key heads, columns, dim]."""
+    if heads.cap is not None:
+        return _attend_unfused(queries, keys, values, heads, mask)
+    return mx.fast.scaled_dot_product_attention(
+        queries, keys, values, scale=heads.scale, mask=mask, sinks=heads.sinks
+    )
+
+
+def _attend_unfused(
+    queries: mx.array, keys: mx.array, values: mx.array, heads: HeadShape, mask: mx.array
+) -> mx.array:
+    """`_attend` by products and a softmax; heads with the same keys share a product."""
+    rows, count, width, dim = queries.shape
+    group = count // heads.key_heads
+    grouped = queries.reshape(rows, heads.key_heads, group * width, dim)
+    scores = grouped @ keys.swapaxes(-1, -2)
+    if width > 1:
+        mask = mx.tile(mask, (1, 1, group, 1))
+    if heads.cap is not None:
+        scores = capped(scores * heads.scale, heads.cap) / heads.scale
+    scores = _masked(scores, mask, heads.scale)
+    if heads.sinks is not None:
+        sinks = mx.repeat(heads.sinks.astype(scores.dtype), width).reshape(
+            1, heads.key_heads, group * width, 1
+        )
+        scores = mx.concatenate([scores, mx.broadcast_to(sinks, (*scores.shape[:-1], 1))], axis=-1)
+    shares = mx.softmax(scores, axis=-1, precise=True)
+    if heads.sinks is not None:
+        shares = shares[..., :-1]
+    return (shares @ values).reshape(rows, count, width, dim)
+
+
+def capped(numbers: mx.array, cap: float) -> mx.array:
+    """Numbers bounded smoothly by +-`cap`."""
+    return mx.tanh(numbers / cap) * cap
 
 
 @partial(mx.compile, shapeless=True)

@@ -1,4 +1,4 @@
-"""The forward pass of decoder-only transformers: Llama, Mistral, Qwen2, Qwen3 and Qwen3-MoE.
+"""The forward pass of decoder-only transformers, whose layers are in models/families.
 
 `forward` reads like the model: embed, then for each layer attention and MLP, then the last norm. The tokens of a step
 are one flat list, whatever rows they belong to, so a layer's weights are read once for all of them; only attention
@@ -19,7 +19,16 @@ import mlx.core as mx
 import numpy as np
 
 from zmqengine.engine.kv.slots import KVShape
-from zmqengine.engine.models.decoder_weights import DecoderWeights, Layer, Linear, Norm
+from zmqengine.engine.models.attention import capped
+from zmqengine.engine.models.layers import (
+    Before,
+    DecoderLayer,
+    DecoderWeights,
+    LayerInputs,
+    Linear,
+    Norm,
+    Stream,
+)
 from zmqengine.engine.models.ops import Ops
 from zmqengine.engine.models.positions import Axes, angles
 from zmqengine.engine.models.tree import arrays_of, filled, kind_of
@@ -49,7 +58,10 @@ class Inputs(NamedTuple):
 
 
 class DecoderModel:
-    """A model of the family on the operations of one back-end. With `replays`, layers are traced and replayed."""
+    """A model on the operations of one back-end. With `replays`, layers are traced and replayed.
+
+    `caches`: for each layer the arrays of a slot that it reads, by their number in `shapes`.
+    """
 
     def __init__(self, weights: DecoderWeights, ops: Ops, *, replays: bool = False) -> None:
         self.weights = weights
@@ -57,9 +69,14 @@ class DecoderModel:
         self.ops = ops
         self.axes: Axes | None = None
         """Axes of the model, where it has three positions for a token."""
-        self.heads = [layer.heads for layer in weights.layers]
-        self.attention = ops.attention(self.heads)
-        self.shapes = [KVShape(heads.key_heads, heads.dim, heads.dtype) for heads in self.heads]
+        mixers = [layer.mixer for layer in weights.layers]
+        sources = weights.sources or range(len(mixers))
+        owners = sorted(set(sources))
+        self.caches = [owners.index(source) for source in sources]
+        self.attention = ops.attention(mixers, self.caches)
+        self.shapes = [
+            KVShape(mixers[owner].key_heads, mixers[owner].dim, mixers[owner].dtype) for owner in owners
+        ]
         self.replays = replays
         self._traces = _Traces(self)
 
@@ -76,40 +93,31 @@ class DecoderModel:
         is_plain = inputs.embeddings is None and not inputs.deep and len(inputs.positions.shape) == 1
         if self.replays and is_plain:
             return self._traces.replay(inputs, layout)
-        ops, attention = self.ops, self.attention
-        turned = None
-        if len(inputs.positions.shape) == 2:
+        ops, positions = self.ops, inputs.positions
+        if len(positions.shape) == 2:
             assert self.axes is not None, "the model has three positions for a token"
-            turned = angles(inputs.positions, self.axes, self.heads[0].rotation)
-        hidden = inputs.embeddings
-        if hidden is None:
-            hidden = ops.embed(inputs.tokens, self.weights.embedding)
-        normed = ops.norm(hidden, self.layers[0].input_norm)
+            rotation = self.layers[0].mixer.rotation
+            assert rotation is not None, "a model with positions rotates by them"
+            positions = angles(positions, self.axes, rotation)
+        stream, own = begin(ops, self.weights, inputs.tokens, inputs.embeddings)
         last = len(self.layers) - 1
-        for number, (layer, norm) in enumerate(zip(self.layers, self.norms_after, strict=True)):
-            product = ops.product(normed, *layer.qkv)
-            if turned is None:
-                qkv = ops.rotate(product, layer.heads, inputs.positions)
-            else:
-                qkv = ops.turn(product, layer.heads, turned)
-            attended = attention.attend(layout, number, qkv)
+        for number, layer in enumerate(self.layers):
+            before = layer.before(ops, stream, positions)
+            mixed = self.attention.attend(layout, number, before.mixing)
+            beside = own[number] if own else ()
             if number == last:
-                hidden, attended = hidden[inputs.wanted], attended[inputs.wanted]
-            hidden, normed = after_attention(ops, layer, norm, hidden, attended)
+                stream = at_end(ops, layer, before, mixed, beside, inputs.wanted)
+            else:
+                stream = layer.after(ops, before, mixed, beside)
             if number < len(inputs.deep):
                 deep = inputs.deep[number] if number < last else inputs.deep[number][inputs.wanted]
-                hidden = hidden + deep.astype(hidden.dtype)
-                normed = ops.norm(hidden, norm)
-        return normed
+                stream = Stream(stream.hidden + stream.added, deep.astype(stream.hidden.dtype))
+        return stream.summed(ops, self.weights.norm)[1]
 
     def logits(self, hidden: Any) -> Any:
         """Logits [tokens, vocab] of hidden states after the last norm."""
-        return self.ops.product(hidden, self.weights.head)
-
-    @property
-    def norms_after(self) -> list[Norm]:
-        """The norm behind each layer: that of the next layer, or the last one."""
-        return [*(layer.input_norm for layer in self.layers[1:]), self.weights.norm]
+        logits = self.ops.product(hidden, self.weights.head)
+        return logits if self.weights.logits_cap is None else capped(logits, self.weights.logits_cap)
 
     def trace(self, sizes: Sequence[int], until_s: float) -> None:
         """Trace steps of these numbers of tokens, until `until_s` on the clock of `time.perf_counter`."""
@@ -119,32 +127,46 @@ class DecoderModel:
             self._traces.make_ahead(tokens)
 
 
-def after_attention(ops: Ops, layer: Layer, norm: Norm, hidden: Any, attended: Any) -> tuple[Any, Any]:
-    """The hidden states after a layer, and these after the next `norm`."""
-    hidden, normed = ops.add_and_norm(hidden, ops.product(attended, layer.out), layer.mlp_norm)
-    return ops.add_and_norm(hidden, ops.mlp(normed, layer.mlp), norm)
+def begin(
+    ops: Ops, weights: DecoderWeights | _Begin, tokens: Any, embeddings: Any = None
+) -> tuple[Stream, list[tuple[Any, ...]]]:
+    """The hidden states before the first layer, and the inputs that each layer has of its own, if any has."""
+    hidden = ops.embed(tokens, weights.embedding) if embeddings is None else embeddings
+    if weights.embedding_scale != 1.0:
+        hidden = hidden * mx.array(weights.embedding_scale, hidden.dtype)
+    if weights.layer_inputs is None:
+        return Stream(hidden), []
+    return Stream(hidden), [(each,) for each in weights.layer_inputs.compute(ops, tokens, hidden)]
+
+
+def at_end(
+    ops: Ops, layer: DecoderLayer, before: Before, mixed: Any, own: tuple[Any, ...], wanted: Any
+) -> Stream:
+    """The hidden states after the last layer, of the tokens whose states are used."""
+    chosen = Before(before.hidden[wanted], (), tuple(each[wanted] for each in before.kept))
+    return layer.after(ops, chosen, mixed[wanted], tuple(each[wanted] for each in own))
 
 
 class _Begin(NamedTuple):
     """Weights before the first attention."""
 
     embedding: Linear
-    norm: Norm
-    following: Layer
+    embedding_scale: float
+    layer_inputs: LayerInputs | None
+    following: DecoderLayer
 
 
 class _Between(NamedTuple):
     """Weights between two attentions."""
 
-    layer: Layer
-    norm: Norm
-    following: Layer
+    layer: DecoderLayer
+    following: DecoderLayer
 
 
 class _End(NamedTuple):
     """Weights behind the last attention."""
 
-    layer: Layer
+    layer: DecoderLayer
     norm: Norm
 
 
@@ -160,10 +182,10 @@ class _Traces:
         self._decoder = decoder
         self._ops = decoder.ops
         self._attention: Any = decoder.attention
-        self._parts: list[Any] = [_Begin(weights.embedding, layers[0].input_norm, layers[0])]
-        self._parts += [
-            _Between(layer, following.input_norm, following) for layer, following in pairwise(layers)
+        self._parts: list[Any] = [
+            _Begin(weights.embedding, weights.embedding_scale, weights.layer_inputs, layers[0])
         ]
+        self._parts += [_Between(layer, following) for layer, following in pairwise(layers)]
         self._parts.append(_End(layers[-1], weights.norm))
         self._kinds: list[Hashable] = [kind_of(part) for part in self._parts]
         self._arrays = [arrays_of(part) for part in self._parts]
@@ -175,16 +197,16 @@ class _Traces:
         attention, positions = self._attention, inputs.positions
         kind = layout.kind if attention.is_replayed else None
         calls = self._calls_for(inputs.tokens.shape[0], kind)
-        hidden: mx.array
-        hidden, *qkv = calls[0](inputs.tokens, positions)
+        (hidden, mixing, kept), own = calls[0](inputs.tokens, positions)
         last = len(calls) - 2
         for number, call in enumerate(calls[1:]):
-            rest = [inputs.wanted] if number == last else [positions]
             if attention.is_replayed:
-                hidden, *qkv = call(hidden, *rest, *qkv, *layout.shared, *layout.layers[number])
+                behind = [*mixing, *layout.shared, *layout.layers[number]]
             else:
-                hidden, *qkv = call(hidden, *rest, attention.attend(layout, number, qkv))
-        return hidden
+                behind = [attention.attend(layout, number, mixing)]
+            rest = inputs.wanted if number == last else positions
+            hidden, mixing, kept = call(rest, own[number] if own else (), hidden, kept, *behind)
+        return hidden  # type: ignore[no-any-return]
 
     def make_ahead(self, tokens: int) -> None:
         """Trace steps of as many tokens. They count for no bound, and no array is computed."""
@@ -196,20 +218,19 @@ class _Traces:
 
     def _trace(self, calls: Sequence[Traced], tokens: int, layout: Any) -> None:
         positions = mx.zeros((tokens,), mx.int32)
-        hidden, *qkv = calls[0](mx.zeros((tokens,), mx.uint32), positions)
-        done = set()
+        (hidden, mixing, kept), own = calls[0](mx.zeros((tokens,), mx.uint32), positions)
+        made: dict[Hashable, Any] = {}
         for number, (part, alike, call) in enumerate(
             zip(self._parts[1:], self._kinds[1:], calls[1:], strict=True)
         ):
-            if alike in done:
-                continue
-            done.add(alike)
-            heads = part.layer.heads
+            mixer = part.layer.mixer
             if layout is None:
-                behind = [mx.zeros((tokens, heads.heads * heads.dim), heads.dtype)]
+                behind = [mx.zeros((tokens, mixer.heads * mixer.dim), mixer.dtype)]
             else:
-                behind = [*qkv, *layout.shared, *layout.layers[number]]
-            call(hidden, positions, *behind)
+                behind = [*mixing, *layout.shared, *layout.layers[number]]
+            if alike not in made:
+                made[alike] = call(positions, own[number] if own else (), hidden, kept, *behind)
+            hidden, mixing, kept = made[alike]
 
     def _calls_for(self, tokens: int, kind: Hashable) -> list[Traced]:
         calls = self._calls.pop((tokens, kind), None) or self._made(kind)
@@ -232,34 +253,42 @@ class _Traces:
     def _compiled(self, part: Any, kind: Hashable) -> Traced:
         ops, attention = self._ops, self._attention
 
-        def begin(arrays: list[mx.array], tokens: mx.array, positions: mx.array) -> Sequence[mx.array]:
+        def first(arrays: list[mx.array], tokens: mx.array, positions: mx.array) -> Any:
             weights: _Begin = filled(part, iter(arrays))
-            hidden = ops.embed(tokens, weights.embedding)
-            product = ops.product(ops.norm(hidden, weights.norm), *weights.following.qkv)
-            return hidden, *ops.rotate(product, weights.following.heads, positions)
+            stream, own = begin(ops, weights, tokens)
+            return tuple(weights.following.before(ops, stream, positions)), own
 
-        def attended_of(layer: Layer, behind: Sequence[mx.array]) -> mx.array:
+        def attended_of(layer: DecoderLayer, behind: Sequence[mx.array]) -> mx.array:
             if not attention.is_replayed:
                 return behind[0]
-            found: mx.array = attention.attend_replayed(kind, layer.heads, *behind)
+            found: mx.array = attention.attend_replayed(kind, layer.mixer, *behind)
             return found
 
         def between(
-            arrays: list[mx.array], hidden: mx.array, positions: mx.array, *behind: mx.array
-        ) -> Sequence[mx.array]:
+            arrays: list[mx.array],
+            positions: mx.array,
+            own: tuple[mx.array, ...],
+            hidden: mx.array,
+            kept: tuple[mx.array, ...],
+            *behind: mx.array,
+        ) -> Any:
             weights: _Between = filled(part, iter(arrays))
-            attended = attended_of(weights.layer, behind)
-            hidden, normed = after_attention(ops, weights.layer, weights.norm, hidden, attended)
-            product = ops.product(normed, *weights.following.qkv)
-            return hidden, *ops.rotate(product, weights.following.heads, positions)
+            mixed = attended_of(weights.layer, behind)
+            stream = weights.layer.after(ops, Before(hidden, (), kept), mixed, own)
+            return tuple(weights.following.before(ops, stream, positions))
 
         def end(
-            arrays: list[mx.array], hidden: mx.array, wanted: mx.array, *behind: mx.array
-        ) -> Sequence[mx.array]:
+            arrays: list[mx.array],
+            wanted: mx.array,
+            own: tuple[mx.array, ...],
+            hidden: mx.array,
+            kept: tuple[mx.array, ...],
+            *behind: mx.array,
+        ) -> Any:
             weights: _End = filled(part, iter(arrays))
-            attended = attended_of(weights.layer, behind)
-            chosen = hidden[wanted], attended[wanted]
-            return (after_attention(ops, weights.layer, weights.norm, *chosen)[1],)
+            mixed = attended_of(weights.layer, behind)
+            stream = at_end(ops, weights.layer, Before(hidden, (), kept), mixed, own, wanted)
+            return stream.summed(ops, weights.norm)[1], (), ()
 
-        parts: dict[type, Traced] = {_Begin: begin, _Between: between, _End: end}
+        parts: dict[type, Traced] = {_Begin: first, _Between: between, _End: end}
         return mx.compile(parts[type(part)])

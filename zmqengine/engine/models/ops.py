@@ -12,15 +12,15 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 import numpy as np
-from mlx.nn.layers.activations import silu
+from mlx.nn.layers.activations import gelu_approx, silu
 
 from zmqengine.engine.kv.slots import MlxStorage, SlotStorage
 from zmqengine.engine.models.attention import MlxAttention, SlotAttention
-from zmqengine.engine.models.decoder_weights import Experts, Gated, HeadShape, Linear, Norm
 from zmqengine.engine.models.few_sizes import few_sizes
+from zmqengine.engine.models.layers import Experts, Gated, HeadShape, Linear, Norm, RotaryEmbedding, Router
 
 Product = Callable[[mx.array, Linear], mx.array]
-QKV = Sequence[mx.array]
+QKV = tuple[mx.array, ...]
 """Queries, keys and values, or what `Ops.attention` takes in their place."""
 
 
@@ -71,15 +71,14 @@ class Ops(Protocol):
 
     def rotate(self, product: Any, heads: HeadShape, positions: Any) -> QKV:
         """Queries, keys and values [tokens, heads, dim] of a layer's joined product, normed where the model does, and
-        rotated by `positions` [tokens] (RoPE); or what `attention` takes in their place."""
+        rotated by `positions` [tokens] (RoPE); or what `attention` takes in their place.
+
+        For tokens with three positions: by cosines and sines [tokens, 1, pairs].
+        """
         ...
 
-    def turn(self, product: Any, heads: HeadShape, angles: tuple[mx.array, mx.array]) -> QKV:
-        """`rotate` by cosines and sines [tokens, 1, pairs], for tokens with three positions."""
-        ...
-
-    def attention(self, heads: Sequence[HeadShape]) -> SlotAttention:
-        """Attention of these layers."""
+    def attention(self, heads: Sequence[HeadShape], caches: Sequence[int]) -> SlotAttention:
+        """Attention of these layers; `caches`: the arrays of a slot that each reads, by number."""
         ...
 
     def storage(self) -> SlotStorage:
@@ -158,42 +157,34 @@ class PlainOps:
 
     def mlp(self, inputs: mx.array, mlp: Gated | Experts) -> mx.array:
         """See `Ops`."""
-        if isinstance(mlp, Experts):
-            return self.mixture(inputs, mlp)
-        return self.product(self.gated(inputs, mlp.gate_up), mlp.down)
+        if isinstance(mlp, Gated):
+            return self.product(self.gated(inputs, mlp.gate_up, mlp.activation), mlp.down)
+        outputs = self.mixture(inputs, mlp)
+        if mlp.shared is None:
+            return outputs
+        shared = self.mlp(inputs, mlp.shared)
+        if mlp.shared_gate is not None:
+            shared = mx.sigmoid(self.product(inputs, mlp.shared_gate)) * shared
+        return outputs + shared
 
-    def gated(self, inputs: mx.array, gate_up: tuple[Linear, ...]) -> mx.array:
-        """silu of the first half of the outputs times the other half."""
-        gate, up = mx.split(self.product(inputs, *gate_up), 2, axis=-1)
-        return swiglu(gate, up)
+    def gated(self, inputs: mx.array, gate_up: tuple[Linear, ...], activation: str) -> mx.array:
+        """The activation of the first half of the outputs times the other half."""
+        return ACTIVATIONS[activation](*mx.split(self.product(inputs, *gate_up), 2, axis=-1))
 
-    def rotate(self, product: mx.array, heads: HeadShape, positions: mx.array) -> QKV:
+    def rotate(self, product: mx.array, heads: HeadShape, positions: Any) -> QKV:
         """See `Ops`."""
-        count, rotation = heads.heads, heads.rotation
         rotated, values = _normed_heads(product, heads)
-        if rotation.factor != 1.0:
-            rotated = rotated.at[..., : rotation.dims].multiply(rotation.factor)
-        # To MLX's rotation each token is a row of one token, at a position of its own.
-        rotated = mx.fast.rope(
-            rotated[:, :, None],
-            rotation.dims,
-            traditional=rotation.traditional,
-            base=rotation.base,
-            scale=rotation.scale,
-            offset=positions,
-            freqs=rotation.freqs,
-        )[:, :, 0]
-        return rotated[:, :count], rotated[:, count:], values
-
-    def turn(self, product: mx.array, heads: HeadShape, angles: tuple[mx.array, mx.array]) -> QKV:
-        """See `Ops`."""
-        normed, values = _normed_heads(product, heads)
-        rotated = turned(normed, angles)
+        if isinstance(positions, tuple):
+            rotated = turned(rotated, positions)
+        elif heads.rotation is not None:
+            rotated = _rotated(rotated, heads.rotation, positions)
+        if values is None:
+            return (rotated,)
         return rotated[:, : heads.heads], rotated[:, heads.heads :], values
 
-    def attention(self, heads: Sequence[HeadShape]) -> SlotAttention:
+    def attention(self, heads: Sequence[HeadShape], caches: Sequence[int]) -> SlotAttention:
         """See `Ops`."""
-        return MlxAttention(heads, is_fused=self._attention_is_fused)
+        return MlxAttention(heads, caches, is_fused=self._attention_is_fused)
 
     def storage(self) -> SlotStorage:
         """See `Ops`."""
@@ -236,14 +227,46 @@ class PlainOps:
 
     def mixture(self, inputs: mx.array, experts: Experts) -> mx.array:
         """The sum of the chosen experts' outputs, weighted by the router, [tokens, dim]."""
-        shares = mx.softmax(self.product(inputs, experts.router), axis=-1, precise=True)
-        count = experts.per_token
-        chosen = mx.argpartition(shares, kth=-count, axis=-1)[..., -count:]
-        shares = mx.take_along_axis(shares, chosen, axis=-1)
-        if experts.normalised:
-            shares = shares / mx.sum(shares, axis=-1, keepdims=True)
-        found = _each_expert(inputs, chosen, experts)
-        return (found * shares[..., None]).sum(axis=-2).astype(found.dtype)
+        router = experts.router
+        chosen, shares = routed(self.product(inputs, router.linear), router)
+        outputs = _each_expert(inputs, chosen, experts)
+        return (outputs * shares[..., None]).sum(axis=-2).astype(outputs.dtype)
+
+
+def routed(logits: mx.array, router: Router) -> tuple[mx.array, mx.array]:
+    """The chosen experts of each token and their shares, both [tokens, chosen]."""
+    count = router.per_token
+    shares = logits
+    if router.shares == "softmax":
+        shares = mx.softmax(logits, axis=-1, precise=True)
+    elif router.shares == "sigmoid":
+        shares = mx.sigmoid(logits.astype(mx.float32))
+    ranked = shares if router.bias is None else shares + router.bias
+    chosen = mx.argpartition(ranked, kth=-count, axis=-1)[..., -count:]
+    shares = mx.take_along_axis(shares, chosen, axis=-1)
+    if router.shares == "chosen":
+        shares = mx.softmax(shares, axis=-1, precise=True)
+    if router.normalised:
+        shares = shares / mx.sum(shares, axis=-1, keepdims=True)
+    if isinstance(router.scale, mx.array):
+        return chosen, shares * router.scale[chosen]
+    return chosen, shares if router.scale == 1.0 else shares * router.scale
+
+
+def _rotated(heads: mx.array, rotation: RotaryEmbedding, positions: mx.array) -> mx.array:
+    """Heads [tokens, heads, dim] rotated by `positions` [tokens]."""
+    if rotation.factor != 1.0:
+        heads = heads.at[..., : rotation.dims].multiply(rotation.factor)
+    # To MLX's rotation each token is a row of one token, at a position of its own.
+    return mx.fast.rope(
+        heads[:, :, None],
+        rotation.dims,
+        traditional=rotation.traditional,
+        base=rotation.base,
+        scale=rotation.scale,
+        offset=positions,
+        freqs=rotation.freqs,
+    )[:, :, 0]
 
 
 def turned(states: mx.array, angles: tuple[mx.array, mx.array]) -> mx.array:
@@ -257,14 +280,29 @@ def turned(states: mx.array, angles: tuple[mx.array, mx.array]) -> mx.array:
     return made if dims == states.shape[-1] else mx.concatenate([made, states[..., dims:]], axis=-1)
 
 
-def _normed_heads(product: mx.array, heads: HeadShape) -> tuple[mx.array, mx.array]:
+def _normed_heads(product: mx.array, heads: HeadShape) -> tuple[mx.array, mx.array | None]:
     """Queries and keys together, normed where the model does, and values: [tokens, heads, dim]."""
-    rotated_count = heads.heads + heads.key_heads
-    every = product.reshape(product.shape[0], rotated_count + heads.key_heads, heads.dim)
-    rotated, values = every[:, :rotated_count], every[:, rotated_count:]
+    tokens, count, key_count = product.shape[0], heads.heads, heads.key_heads
+    if heads.gated:
+        queries, rest = mx.split(product, [2 * count * heads.dim], axis=-1)
+        queries = queries.reshape(tokens, count, 2, heads.dim)[:, :, 0].reshape(tokens, -1)
+        product = mx.concatenate([queries, rest], axis=-1)
+    every = product.reshape(tokens, -1, heads.dim)
+    rotated = every[:, : count + key_count]
+    values: mx.array | None = None
+    if not heads.reads_only:
+        values = every[:, -key_count:]
+        if heads.value_eps is not None:
+            values = mx.fast.rms_norm(values, None, heads.value_eps)
     if heads.norms is not None:
         rotated = mx.fast.rms_norm(rotated, None, heads.norms.eps) * heads.norms.both
     return rotated, values
+
+
+def gate_of(product: mx.array, heads: HeadShape) -> mx.array:
+    """The gate [tokens, heads * dim] of a joined product with `gated` heads."""
+    tokens, width = product.shape[0], heads.heads * heads.dim
+    return product[:, : 2 * width].reshape(tokens, heads.heads, 2, heads.dim)[:, :, 1].reshape(tokens, width)
 
 
 def shape_of(linear: Linear) -> object:
@@ -317,8 +355,31 @@ def dequantised(linear: Linear) -> mx.array:
 @partial(mx.compile, shapeless=True)
 def swiglu(gate: mx.array, up: mx.array) -> mx.array:
     """silu(gate) * up"""
-    found: mx.array = silu(gate) * up
-    return found
+    outputs: mx.array = silu(gate) * up
+    return outputs
+
+
+@partial(mx.compile, shapeless=True)
+def geglu(gate: mx.array, up: mx.array) -> mx.array:
+    """gelu(gate) * up, by the approximation with tanh."""
+    outputs: mx.array = gelu_approx(gate) * up
+    return outputs
+
+
+@partial(mx.compile, shapeless=True)
+def clamped_swiglu(gate: mx.array, up: mx.array) -> mx.array:
+    """gate * sigmoid(1.702 gate) * (up + 1), both bounded by 7: gpt_oss's."""
+    gate, up = mx.minimum(gate, 7.0), mx.clip(up, -7.0, 7.0)
+    outputs: mx.array = (up + 1.0) * (gate * mx.sigmoid(1.702 * gate))
+    return outputs
+
+
+ACTIVATIONS: Mapping[str, Callable[[mx.array, mx.array], mx.array]] = {
+    "silu": swiglu,
+    "gelu": geglu,
+    "clamped silu": clamped_swiglu,
+}
+"""Activations of gated MLPs by name."""
 
 
 def _each_expert(inputs: mx.array, chosen: mx.array, experts: Experts) -> mx.array:
@@ -335,7 +396,8 @@ def _each_expert(inputs: mx.array, chosen: mx.array, experts: Experts) -> mx.arr
         by_token, chosen = inputs[:, None][order // count], flat[order]
     parts = [_of_experts(by_token, linear, chosen, is_sorted=is_sorted) for linear in experts.gate_up]
     gate, up = parts if len(parts) == 2 else mx.split(parts[0], 2, axis=-1)
-    found = _of_experts(swiglu(gate, up), experts.down, chosen, is_sorted=is_sorted)
+    gated = ACTIVATIONS[experts.activation](gate, up)
+    found = _of_experts(gated, experts.down, chosen, is_sorted=is_sorted)
     if order is not None:
         found = found[mx.argsort(order)].reshape(tokens, count, 1, -1)
     return found.squeeze(-2)

@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.nn.layers.positional_encoding import RoPE
 
-from zmqengine.engine.models.decoder_weights import NotOfTheFamily, RotaryEmbedding
+from zmqengine.engine.models.layers import RotaryEmbedding, Unsupported
 from zmqengine.engine.models.ops import turned
 
 Axes = tuple[int, ...]
@@ -53,15 +53,15 @@ class CallPositions:
     """
 
     def __init__(self, layers: Sequence[Any], axes: Axes) -> None:
-        """Replace the rotary embeddings of `layers`. Raises `NotOfTheFamily` for one that is no plain rotation."""
+        """Replace the rotary embeddings of `layers`. Raises `Unsupported` for one that is no plain rotation."""
         ropes = [layer.self_attn.rope for layer in layers if "self_attn" in layer]
         if not ropes or any(type(rope) is not RoPE or rope.traditional for rope in ropes):
-            raise NotOfTheFamily("its rotary embeddings are not plain")
+            raise Unsupported("its rotary embeddings are not plain")
         first = ropes[0]
         if any((rope.dims, rope.base, rope.scale) != (first.dims, first.base, first.scale) for rope in ropes):
-            raise NotOfTheFamily("its rotary embeddings differ")
+            raise Unsupported("its rotary embeddings differ")
         if 2 * len(axes) != first.dims:
-            raise NotOfTheFamily(f"it turns {first.dims} dimensions by {len(axes)} axes")
+            raise Unsupported(f"it turns {first.dims} dimensions by {len(axes)} axes")
         self._rotation = RotaryEmbedding(first.dims, False, first.base, first.scale, None, 1.0)
         self._axes = axes
         self._angles: tuple[mx.array, mx.array] | None = None

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import mlx.core as mx
 
 Tree = TypeVar("Tree")
+Part = TypeVar("Part")
 
 
 def arrays_of(tree: Any) -> list[mx.array]:
@@ -15,6 +16,13 @@ def arrays_of(tree: Any) -> list[mx.array]:
     if isinstance(tree, mx.array):
         return [tree]
     return [array for part in tree for array in arrays_of(part)] if isinstance(tree, tuple) else []
+
+
+def parts_of(tree: Any, kind: type[Part]) -> list[Part]:
+    """The parts of type `kind` in nested tuples, outermost ones only, in order."""
+    if isinstance(tree, kind):
+        return [tree]
+    return [found for part in tree for found in parts_of(part, kind)] if isinstance(tree, tuple) else []
 
 
 def filled(tree: Tree, arrays: Iterator[mx.array]) -> Tree:

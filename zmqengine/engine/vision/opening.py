@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from zmqengine.checkpoint.vision import VisionRecipe
-from zmqengine.engine.models.decoder_weights import NotOfTheFamily
+from zmqengine.engine.models.layers import Unsupported
 from zmqengine.engine.models.mlx_lm_runner import MlxLmRunner
 from zmqengine.engine.models.model_runner import ModelRunner
 from zmqengine.engine.models.positions import CallPositions, axes_of
@@ -45,7 +45,7 @@ def open_eye(
         assert isinstance(runner, MlxLmRunner)
         try:
             runner.model.places = CallPositions(runner.model.layers, axes)
-        except NotOfTheFamily as error:
+        except Unsupported as error:
             log.warning(
                 "the model sees nothing: three positions cannot be given to mlx-lm's code",
                 extra={"reason": str(error)},

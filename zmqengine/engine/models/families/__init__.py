@@ -1,0 +1,29 @@
+"""Families of decoders: a file each, which says how its layers are put together and where mlx-lm has their weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+
+from zmqengine.engine.models.families import llama
+from zmqengine.engine.models.layers import DecoderWeights, Unsupported
+
+_FAMILIES = (llama,)
+
+
+def read_weights(model: Any, *, in_columns: bool = False) -> DecoderWeights:
+    """The weights of a model of mlx-lm, whose modules keep views of them. Raises Unsupported.
+
+    For a model with images: those of its `language_model`. `in_columns`: the weights of an output become a column in
+    memory, except in embeddings and mixtures of experts.
+    """
+    model = getattr(model, "language_model", model)
+    package, _, name = type(model).__module__.rpartition(".")
+    for family in _FAMILIES:
+        if package == "mlx_lm.models" and name in family.MODULES:
+            weights: DecoderWeights = family.read(model, in_columns=in_columns)
+            # While weights were joined they were in memory twice.
+            mx.clear_cache()
+            return weights
+    raise Unsupported(f"{name} is another architecture")

@@ -1,0 +1,123 @@
+"""Llama, Mistral, Qwen2, Qwen3 and Qwen3-MoE: a norm before attention, a norm before the MLP."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from zmqengine.engine.models.layers import (
+    Before,
+    DecoderWeights,
+    Experts,
+    Gated,
+    HeadShape,
+    Linear,
+    Norm,
+    Router,
+    Stream,
+    Unsupported,
+)
+from zmqengine.engine.models.ops import Ops
+from zmqengine.engine.models.reading import (
+    expect_parts,
+    expect_products,
+    gated_of,
+    joined,
+    linear_of,
+    norm_of,
+    put_in_columns,
+    query_key_norms,
+    rotation_of,
+)
+
+# Modules of mlx-lm. It loads Mistral as a Llama.
+MODULES = ("llama", "qwen2", "qwen3", "qwen3_moe")
+
+
+class LlamaLayer(NamedTuple):
+    """A decoder layer. `qkv`: one joined product for queries, keys and values, or three."""
+
+    input_norm: Norm
+    qkv: tuple[Linear, ...]
+    mixer: HeadShape
+    out: Linear
+    mlp_norm: Norm
+    mlp: Gated | Experts
+
+    def before(self, ops: Ops, stream: Stream, positions: Any) -> Before:
+        """See `DecoderLayer`."""
+        hidden, normed = stream.summed(ops, self.input_norm)
+        product = ops.product(normed, *self.qkv)
+        return Before(hidden, ops.rotate(product, self.mixer, positions))
+
+    def after(self, ops: Ops, before: Before, mixed: Any, inputs: tuple[Any, ...]) -> Stream:
+        """See `DecoderLayer`."""
+        attended = ops.product(mixed, self.out)
+        hidden, normed = ops.add_and_norm(before.hidden, attended, self.mlp_norm)
+        return Stream(hidden, ops.mlp(normed, self.mlp))
+
+
+def read(model: Any, *, in_columns: bool = False) -> DecoderWeights:
+    """The weights of a model. See `families.read_weights`."""
+    inner, is_tied = model.model, model.args.tie_word_embeddings
+    expect_parts(inner, "embed_tokens", "layers", "norm")
+    expect_parts(model, "model", *(() if is_tied else ("lm_head",)))
+    # Check all parts before the first is changed.
+    for layer in inner.layers:
+        _check(layer)
+    head = inner.embed_tokens if is_tied else model.lm_head
+    if in_columns and not is_tied:
+        put_in_columns(head)
+    window = getattr(inner, "sliding_window", None)
+    layers = tuple(_layer(layer, window, in_columns=in_columns) for layer in inner.layers)
+    return DecoderWeights(linear_of(inner.embed_tokens), layers, norm_of(inner.norm), linear_of(head))
+
+
+def _check(layer: Any) -> None:
+    expect_parts(layer, "input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
+    attention, mlp = layer.self_attn, layer.mlp
+    norms = ("q_norm", "k_norm") if "q_norm" in attention else ()
+    expect_parts(attention, "q_proj", "k_proj", "v_proj", "o_proj", "rope", *norms)
+    rotation_of(attention.rope)
+    if "switch_mlp" in mlp:
+        expect_parts(mlp, "gate", "switch_mlp")
+        if mlp.sharding_group is not None:
+            raise Unsupported("experts are on several machines")
+        expect_products(mlp.gate)
+        mlp = mlp.switch_mlp
+    expect_parts(mlp, "gate_proj", "up_proj", "down_proj", optional=["activation"])
+    expect_products(attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
+    expect_products(mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+
+
+def _layer(layer: Any, window: int | None, *, in_columns: bool) -> LlamaLayer:
+    attention = layer.self_attn
+    if in_columns:
+        put_in_columns(attention.o_proj)
+    heads, key_heads = attention.n_heads, attention.n_kv_heads
+    norms = None
+    if "q_norm" in attention:
+        norms = query_key_norms(norm_of(attention.q_norm), norm_of(attention.k_norm), heads, key_heads)
+    shape = HeadShape(
+        heads,
+        key_heads,
+        linear_of(attention.q_proj).outputs // heads,
+        attention.scale,
+        rotation_of(attention.rope),
+        norms,
+        window if getattr(layer, "use_sliding", False) else None,
+        layer.input_layernorm.weight.dtype,
+    )
+    return LlamaLayer(
+        norm_of(layer.input_layernorm),
+        joined([attention.q_proj, attention.k_proj, attention.v_proj], in_columns=in_columns),
+        shape,
+        linear_of(attention.o_proj),
+        norm_of(layer.post_attention_layernorm),
+        _experts(layer.mlp) if "switch_mlp" in layer.mlp else gated_of(layer.mlp, in_columns=in_columns),
+    )
+
+
+def _experts(mlp: Any) -> Experts:
+    gated = gated_of(mlp.switch_mlp)
+    router = Router(linear_of(mlp.gate), mlp.top_k, normalised=mlp.norm_topk_prob)
+    return Experts(router, gated.gate_up, gated.down)

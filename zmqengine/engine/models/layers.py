@@ -1,0 +1,214 @@
+"""Weights of the kinds of layers that families are made of.
+
+Named tuples: a trace takes their arrays as arguments, and layers that differ only in the values of their arrays share
+a trace (models/tree.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import mlx.core as mx
+
+if TYPE_CHECKING:
+    from zmqengine.engine.models.ops import Ops
+
+
+class Unsupported(Exception):
+    """Our decoder does not support a part of the model; mlx-lm's own code runs it."""
+
+
+class Linear(NamedTuple):
+    """Weights [outputs, inputs], or [experts, outputs, inputs]; with `bits` they are quantised, and have `scales`.
+
+    `transposed`: a view of the weights as a product needs it; None for quantised ones.
+    """
+
+    weight: mx.array
+    transposed: mx.array | None = None
+    scales: mx.array | None = None
+    biases: mx.array | None = None
+    bias: mx.array | None = None
+    bits: int = 0
+    group_size: int = 0
+    mode: str = ""
+
+    @property
+    def outputs(self) -> int:
+        """Outputs for a token."""
+        return self.weight.shape[-2]
+
+    @property
+    def inputs(self) -> int:
+        """Inputs of a token."""
+        return self.weight.shape[-1] * 32 // self.bits if self.bits else self.weight.shape[-1]
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """The type of the dequantised weights."""
+        return self.weight.dtype if self.scales is None else self.scales.dtype
+
+
+class Norm(NamedTuple):
+    """An RMS norm."""
+
+    weight: mx.array
+    eps: float
+
+
+class RotaryEmbedding(NamedTuple):
+    """Rotary embedding as arguments of `mx.fast.rope`; the rotated dimensions are multiplied by `factor` before."""
+
+    dims: int
+    traditional: bool
+    base: float | None
+    scale: float
+    freqs: mx.array | None
+    factor: float
+
+
+class QueryKeyNorms(NamedTuple):
+    """RMS norms of each head of queries and keys, [dim]; `both` are [heads + key heads, dim]."""
+
+    queries: mx.array
+    keys: mx.array
+    both: mx.array
+    eps: float
+
+
+class HeadShape(NamedTuple):
+    """Attention by softmax: `heads` of queries and `key_heads` of keys and values, of `dim` dimensions.
+
+    Scores are multiplied by `scale`, and bounded by a `cap` (cap * tanh(score / cap)). With a `window` a token sees
+    that number of columns, its own included. `rotation`: None where positions are not used. `value_eps`: of an RMS norm
+    of values without weights. `sinks` [heads]: a logit of each head that joins the softmax and has no value.
+
+    A joined product has queries, keys and values in this order. `gated`: each head's queries are followed by as many
+    numbers of a gate. `keys_are_values`: values are keys before their norm. `reads_only`: neither keys nor values: the
+    layer reads those of an earlier one.
+    """
+
+    heads: int
+    key_heads: int
+    dim: int
+    scale: float
+    rotation: RotaryEmbedding | None
+    norms: QueryKeyNorms | None
+    window: int | None
+    dtype: mx.Dtype
+    cap: float | None = None
+    value_eps: float | None = None
+    sinks: mx.array | None = None
+    gated: bool = False
+    keys_are_values: bool = False
+    reads_only: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether attention is no more than Llama's, but for norms and a window."""
+        changed = self.gated or self.keys_are_values or self.reads_only
+        changed = changed or self.cap is not None or self.value_eps is not None or self.sinks is not None
+        return not changed and self.rotation is not None
+
+
+class Gated(NamedTuple):
+    """A gated MLP: activation(gate) * up. `gate_up`: one joined product for both halves, or two."""
+
+    gate_up: tuple[Linear, ...]
+    down: Linear
+    activation: str = "silu"
+
+
+class Router(NamedTuple):
+    """The choice of `per_token` experts by the outputs of `linear`, and their shares of the output.
+
+    `shares`: "softmax" over all experts; "chosen": over the chosen ones; "sigmoid" of each. `normalised`: the shares of
+    the chosen ones add up to 1. `bias` [experts] is added for the choice only; `scale`: a factor of all shares, or
+    [experts] one for each.
+    """
+
+    linear: Linear
+    per_token: int
+    shares: str = "softmax"
+    normalised: bool = False
+    bias: mx.array | None = None
+    scale: float | mx.array = 1.0
+
+
+class Experts(NamedTuple):
+    """A mixture of gated MLPs. A `shared` one takes every token, its output times sigmoid(`shared_gate`) where there
+    is one."""
+
+    router: Router
+    gate_up: tuple[Linear, ...]
+    down: Linear
+    activation: str = "silu"
+    shared: Gated | None = None
+    shared_gate: Linear | None = None
+
+
+class Stream(NamedTuple):
+    """Hidden states [tokens, dim] between two layers: `hidden` and `added`, which the next norm adds up."""
+
+    hidden: Any
+    added: Any = None
+
+    def summed(self, ops: Ops, norm: Norm) -> tuple[Any, Any]:
+        """The sum, and it after an RMS norm."""
+        if self.added is None:
+            return self.hidden, ops.norm(self.hidden, norm)
+        return ops.add_and_norm(self.hidden, self.added, norm)
+
+
+class Before(NamedTuple):
+    """What a layer computes before its tokens are mixed: hidden states, arguments of the mixing (queries, keys and
+    values), and what it keeps for `after`."""
+
+    hidden: Any
+    mixing: tuple[Any, ...]
+    kept: tuple[Any, ...] = ()
+
+
+class DecoderLayer(Protocol):
+    """A layer of a family, cut in two where tokens are mixed: attention is the only part that knows rows."""
+
+    @property
+    def mixer(self) -> HeadShape:
+        """How tokens are mixed."""
+        ...
+
+    def before(self, ops: Ops, stream: Stream, positions: Any) -> Before:
+        """From hidden states to queries, keys and values."""
+        ...
+
+    def after(self, ops: Ops, before: Before, mixed: Any, inputs: tuple[Any, ...]) -> Stream:
+        """From what attention gave, [tokens, heads * dim], to the hidden states after the layer.
+
+        `inputs`: the layer's own, from `DecoderWeights.layer_inputs`.
+        """
+        ...
+
+
+class LayerInputs(Protocol):
+    """Inputs that each layer has of its own, by token: a named tuple of weights."""
+
+    def compute(self, ops: Ops, tokens: Any, hidden: Any) -> list[Any]:
+        """An array [tokens, ...] for each layer, from tokens and their embeddings."""
+        ...
+
+
+class DecoderWeights(NamedTuple):
+    """All weights of a model. A tied `head` has the arrays of the `embedding`.
+
+    `sources`: for each layer the one whose keys and values it reads; empty where each reads its own. `embedding_scale`
+    multiplies embeddings; logits are bounded by a `logits_cap`, as in `HeadShape`.
+    """
+
+    embedding: Linear
+    layers: tuple[DecoderLayer, ...]
+    norm: Norm
+    head: Linear
+    embedding_scale: float = 1.0
+    logits_cap: float | None = None
+    sources: tuple[int, ...] = ()
+    layer_inputs: LayerInputs | None = None

@@ -1,0 +1,172 @@
+"""Reads weights out of mlx-lm's modules.
+
+Products with the same input are joined: queries, keys and values, and the two halves of a gated MLP. A device reads one
+wide matrix faster than several narrow ones. mlx-lm's modules get views of the joined arrays, so its model can still run
+and needs no memory of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.linear import Linear as LinearModule
+from mlx.nn.layers.normalization import RMSNorm
+from mlx.nn.layers.positional_encoding import RoPE
+from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
+
+from zmqengine.engine.models.layers import (
+    Gated,
+    Linear,
+    Norm,
+    QueryKeyNorms,
+    RotaryEmbedding,
+    Unsupported,
+)
+from zmqengine.engine.models.mlx_lm import (
+    Llama3RoPE,
+    ProportionalRoPE,
+    QuantizedSwitchLinear,
+    SuScaledRoPE,
+    SwitchLinear,
+    YarnRoPE,
+)
+
+_PLAIN = (LinearModule, Embedding, SwitchLinear)
+_QUANTISED = (QuantizedLinear, QuantizedEmbedding, QuantizedSwitchLinear)
+
+
+def expect_parts(module: Any, *names: str, optional: Sequence[str] = ()) -> None:
+    """Raise Unsupported unless the parts of a module are these and no others."""
+    found = {name for name, part in module.items() if _is_part(part)} - set(optional)
+    if found != set(names):
+        raise Unsupported(f"{type(module).__name__} has other parts: {', '.join(sorted(found ^ set(names)))}")
+
+
+def _is_part(value: Any) -> bool:
+    return isinstance(value, (Module, mx.array)) or (isinstance(value, list) and any(map(_is_part, value)))
+
+
+def expect_products(*modules: Any) -> None:
+    """Raise Unsupported unless these are products that `linear_of` reads."""
+    for module in modules:
+        if type(module) not in (*_PLAIN, *_QUANTISED) or getattr(module, "global_scale", None) is not None:
+            raise Unsupported(f"a product is a {type(module).__name__}")
+
+
+def norm_of(module: Any) -> Norm:
+    """An RMS norm."""
+    if type(module) is not RMSNorm:
+        raise Unsupported(f"a norm is a {type(module).__name__}")
+    return Norm(module.weight, module.eps)
+
+
+def shifted_norm_of(module: Any) -> Norm:
+    """An RMS norm that multiplies by 1 + its weight."""
+    if type(module).__name__ != "RMSNorm":
+        raise Unsupported(f"a norm is a {type(module).__name__}")
+    weight = 1.0 + module.weight
+    mx.eval(weight)
+    return Norm(weight, module.eps)
+
+
+def query_key_norms(queries: Norm, keys: Norm, heads: int, key_heads: int) -> QueryKeyNorms:
+    """The norms of the heads of queries and keys."""
+    if queries.eps != keys.eps:
+        raise Unsupported("norms of queries and keys differ")
+    both = mx.concatenate([mx.tile(queries.weight, (heads, 1)), mx.tile(keys.weight, (key_heads, 1))])
+    mx.eval(both)
+    return QueryKeyNorms(queries.weight, keys.weight, both, queries.eps)
+
+
+def rotation_of(rope: Any) -> RotaryEmbedding:
+    """The rotation of queries and keys by their positions."""
+    kind = type(rope)
+    if kind is RoPE:
+        return RotaryEmbedding(rope.dims, rope.traditional, rope.base, rope.scale, None, 1.0)
+    if kind in (Llama3RoPE, ProportionalRoPE):
+        return RotaryEmbedding(rope.dims, rope.traditional, None, 1.0, rope._freqs, 1.0)
+    if kind is YarnRoPE:
+        return RotaryEmbedding(rope.dims, rope.traditional, None, 1.0, rope._freqs, rope.mscale)
+    if kind is SuScaledRoPE:
+        return RotaryEmbedding(rope.dim, False, None, 1.0, rope._freqs, rope._scale)
+    # DynamicNTKScalingRoPE: its base depends on the length of each row.
+    raise Unsupported(f"positions are a {kind.__name__}")
+
+
+def gated_of(mlp: Any, activation: str = "silu", *, in_columns: bool = False) -> Gated:
+    """A gated MLP, or those of all experts."""
+    if in_columns:
+        put_in_columns(mlp.down_proj)
+    gate_up = joined([mlp.gate_proj, mlp.up_proj], in_columns=in_columns)
+    return Gated(gate_up, linear_of(mlp.down_proj), activation)
+
+
+def joined(modules: Sequence[Any], *, in_columns: bool = False) -> tuple[Linear, ...]:
+    """Join products whose weights have equal form; their modules get views of the joined arrays."""
+    parts = [linear_of(module) for module in modules]
+    if len({_likeness(part) for part in parts}) > 1:
+        return tuple(parts)
+    ends = [sum(part.outputs for part in parts[:count]) for count in range(1, len(parts) + 1)]
+    arrays = {
+        # A bias has no axis of inputs.
+        name: mx.concatenate([module[name] for module in modules], axis=-1 if name == "bias" else -2)
+        for name in ("weight", "scales", "biases", "bias")
+        if modules[0].get(name) is not None
+    }
+    if in_columns and not parts[0].bits:
+        arrays["weight"] = _columns(arrays["weight"])
+    mx.eval(arrays)
+    for module, part, end in zip(modules, parts, ends, strict=True):
+        for name, array in arrays.items():
+            own = slice(end - part.outputs, end)
+            module[name] = array[..., own] if name == "bias" else array[..., own, :]
+            mx.eval(module[name])
+    first = parts[0]
+    return (_with_view(Linear(bits=first.bits, group_size=first.group_size, mode=first.mode, **arrays)),)
+
+
+def put_in_columns(module: Any) -> None:
+    """Store the weights of a module that are not quantised so that those of an output are a column."""
+    if type(module) not in _QUANTISED:
+        module["weight"] = _columns(module["weight"])
+        mx.eval(module["weight"])
+
+
+def _columns(weight: mx.array) -> mx.array:
+    return mx.contiguous(weight.swapaxes(-1, -2)).swapaxes(-1, -2)
+
+
+def _likeness(part: Linear) -> object:
+    """Form that products must share to be joined: everything but the number of outputs."""
+    *experts, _, inputs = part.weight.shape
+    packing = part.bits, part.group_size, part.mode, part.biases is None
+    return tuple(experts), inputs, part.weight.dtype, part.dtype, packing, part.bias is None
+
+
+def linear_of(module: Any) -> Linear:
+    """The weights of one of mlx-lm's products or embeddings."""
+    if type(module) not in _QUANTISED:
+        return _with_view(Linear(module["weight"], bias=module.get("bias")))
+    return Linear(
+        module["weight"],
+        None,
+        module["scales"],
+        module.get("biases"),
+        module.get("bias"),
+        module.bits,
+        module.group_size,
+        module.mode,
+    )
+
+
+def _with_view(linear: Linear) -> Linear:
+    # One view for all steps, instead of a new one in each.
+    if linear.bits:
+        return linear
+    transposed = linear.weight.swapaxes(-1, -2)
+    mx.eval(transposed)
+    return linear._replace(transposed=transposed)
