@@ -15,9 +15,9 @@ from tests.support.models import LLAMA, VOCAB_SIZE, build_model
 from zmqengine.engine.cuda.cuda_ops import CudaOps
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.kv.slots import Slot, Slots
+from zmqengine.engine.models.architecture import DecoderWeights
 from zmqengine.engine.models.decoder import DecoderModel
 from zmqengine.engine.models.families import read_weights
-from zmqengine.engine.models.layers import DecoderWeights
 from zmqengine.engine.models.ops import Ops, PlainOps
 from zmqengine.engine.models.slot_runner import SlotRunner
 from zmqengine.engine.row import Row

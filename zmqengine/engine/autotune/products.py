@@ -18,7 +18,8 @@ import mlx.core as mx
 
 from zmqengine.engine.autotune.saved_choices import SavedChoices
 from zmqengine.engine.autotune.variants import GAIN_MIN, fastest, in_words, same_but_for_rounding
-from zmqengine.engine.models.layers import DecoderWeights, Linear
+from zmqengine.engine.models.architecture import DecoderWeights
+from zmqengine.engine.models.layers import Linear
 from zmqengine.engine.models.ops import Ops, Product, shape_of
 from zmqengine.engine.models.tree import arrays_of, filled, parts_of
 

@@ -9,15 +9,8 @@ import mlx.core as mx
 import numpy as np
 
 from zmqengine.engine.cpu.numpy_attention import NumpyAttention, NumpyStorage
-from zmqengine.engine.models.layers import (
-    DecoderWeights,
-    Experts,
-    Gated,
-    HeadShape,
-    Linear,
-    Norm,
-    RotaryEmbedding,
-)
+from zmqengine.engine.models.architecture import DecoderWeights
+from zmqengine.engine.models.layers import Experts, Gated, HeadShape, Linear, Norm, RotaryEmbedding
 from zmqengine.engine.models.ops import PlainOps
 from zmqengine.engine.models.tree import arrays_of, filled, parts_of
 

@@ -16,10 +16,11 @@ from zmqengine.engine.autotune.saved_choices import SavedChoices
 from zmqengine.engine.cpu import numpy_ops
 from zmqengine.engine.host.rounding import differ_by_rounding
 from zmqengine.engine.load.probe import ROWS, open_runner, rows_of, steps_of
+from zmqengine.engine.models.architecture import DecoderWeights
 from zmqengine.engine.models.attention import WIDTH_MAX
 from zmqengine.engine.models.decoder import DecoderModel
 from zmqengine.engine.models.families import read_weights
-from zmqengine.engine.models.layers import DecoderWeights, Experts, Unsupported
+from zmqengine.engine.models.layers import Experts, Unsupported
 from zmqengine.engine.models.model_runner import ModelRunner, RowPiece
 from zmqengine.engine.models.ops import Ops, PlainOps
 from zmqengine.engine.models.slot_runner import SlotRunner

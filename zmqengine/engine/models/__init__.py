@@ -4,6 +4,7 @@ decoder.py          the forward pass: embed, then attention and MLP of each laye
 attention.py        attention over slots, by MLX's operations
 ops.py              operations of a layer: all that a back-end replaces
 layers.py           weights of the kinds of layers
+architecture.py     parts of a family: layers between which a stream of hidden states flows
 families/           the layers of each family, and where mlx-lm has their weights
 reading.py          weights read out of mlx-lm's modules
 model_runner.py     the contract between the step and a model with the caches of its rows:

@@ -19,16 +19,9 @@ import mlx.core as mx
 import numpy as np
 
 from zmqengine.engine.kv.slots import KVShape
+from zmqengine.engine.models.architecture import Before, DecoderLayer, DecoderWeights, LayerInputs, Stream
 from zmqengine.engine.models.attention import capped
-from zmqengine.engine.models.layers import (
-    Before,
-    DecoderLayer,
-    DecoderWeights,
-    LayerInputs,
-    Linear,
-    Norm,
-    Stream,
-)
+from zmqengine.engine.models.layers import Linear, Norm
 from zmqengine.engine.models.ops import Ops
 from zmqengine.engine.models.positions import Axes, angles
 from zmqengine.engine.models.tree import arrays_of, filled, kind_of

@@ -6,12 +6,9 @@ a trace (models/tree.py).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import mlx.core as mx
-
-if TYPE_CHECKING:
-    from zmqengine.engine.models.ops import Ops
 
 
 class Unsupported(Exception):
@@ -145,70 +142,3 @@ class Experts(NamedTuple):
     activation: str = "silu"
     shared: Gated | None = None
     shared_gate: Linear | None = None
-
-
-class Stream(NamedTuple):
-    """Hidden states [tokens, dim] between two layers: `hidden` and `added`, which the next norm adds up."""
-
-    hidden: Any
-    added: Any = None
-
-    def summed(self, ops: Ops, norm: Norm) -> tuple[Any, Any]:
-        """The sum, and it after an RMS norm."""
-        if self.added is None:
-            return self.hidden, ops.norm(self.hidden, norm)
-        return ops.add_and_norm(self.hidden, self.added, norm)
-
-
-class Before(NamedTuple):
-    """What a layer computes before its tokens are mixed: hidden states, arguments of the mixing (queries, keys and
-    values), and what it keeps for `after`."""
-
-    hidden: Any
-    mixing: tuple[Any, ...]
-    kept: tuple[Any, ...] = ()
-
-
-class DecoderLayer(Protocol):
-    """A layer of a family, cut in two where tokens are mixed: attention is the only part that knows rows."""
-
-    @property
-    def mixer(self) -> HeadShape:
-        """How tokens are mixed."""
-        ...
-
-    def before(self, ops: Ops, stream: Stream, positions: Any) -> Before:
-        """From hidden states to queries, keys and values."""
-        ...
-
-    def after(self, ops: Ops, before: Before, mixed: Any, inputs: tuple[Any, ...]) -> Stream:
-        """From what attention gave, [tokens, heads * dim], to the hidden states after the layer.
-
-        `inputs`: the layer's own, from `DecoderWeights.layer_inputs`.
-        """
-        ...
-
-
-class LayerInputs(Protocol):
-    """Inputs that each layer has of its own, by token: a named tuple of weights."""
-
-    def compute(self, ops: Ops, tokens: Any, hidden: Any) -> list[Any]:
-        """An array [tokens, ...] for each layer, from tokens and their embeddings."""
-        ...
-
-
-class DecoderWeights(NamedTuple):
-    """All weights of a model. A tied `head` has the arrays of the `embedding`.
-
-    `sources`: for each layer the one whose keys and values it reads; empty where each reads its own. `embedding_scale`
-    multiplies embeddings; logits are bounded by a `logits_cap`, as in `HeadShape`.
-    """
-
-    embedding: Linear
-    layers: tuple[DecoderLayer, ...]
-    norm: Norm
-    head: Linear
-    embedding_scale: float = 1.0
-    logits_cap: float | None = None
-    sources: tuple[int, ...] = ()
-    layer_inputs: LayerInputs | None = None

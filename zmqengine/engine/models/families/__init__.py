@@ -6,8 +6,9 @@ from typing import Any
 
 import mlx.core as mx
 
+from zmqengine.engine.models.architecture import DecoderWeights
 from zmqengine.engine.models.families import llama
-from zmqengine.engine.models.layers import DecoderWeights, Unsupported
+from zmqengine.engine.models.layers import Unsupported
 
 _FAMILIES = (llama,)
 

@@ -4,18 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from zmqengine.engine.models.layers import (
-    Before,
-    DecoderWeights,
-    Experts,
-    Gated,
-    HeadShape,
-    Linear,
-    Norm,
-    Router,
-    Stream,
-    Unsupported,
-)
+from zmqengine.engine.models.architecture import Before, DecoderWeights, Stream
+from zmqengine.engine.models.layers import Experts, Gated, HeadShape, Linear, Norm, Router, Unsupported
 from zmqengine.engine.models.ops import Ops
 from zmqengine.engine.models.reading import (
     expect_parts,
