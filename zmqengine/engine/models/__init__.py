@@ -2,6 +2,7 @@
 
 decoder.py          the forward pass: embed, then attention and MLP of each layer, then the last norm
 attention.py        attention over slots, by MLX's operations
+recurrence.py       recurrent layers: the gated delta rule, and short convolutions
 ops.py              operations of a layer: all that a back-end replaces
 layers.py           weights of the kinds of layers
 architecture.py     parts of a family: layers between which a stream of hidden states flows
