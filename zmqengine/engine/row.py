@@ -36,13 +36,13 @@ class Row:
     `ids`: their ids, features of images by names of their contents; `features`: each image with the places of its
     features in the prompt. `positions` [3, tokens] of the tokens to prefill, where the model has three and the row has
     images; `shift`: how far the positions behind them are ahead of the tokens. `offers`: blocks that become valid in
-    the prefix cache once the row's first logit is finite; `keys`: hashes of its blocks. Prefill stops at `branches`,
-    positions at which it keeps a checkpoint of the layers that cannot be cut. `first_forced`: index in `tokens` of the
-    first forced token that was not emitted, `prefill_tokens` without any; `unreported`: number of forced tokens still
-    to be reported. `sampled`: number of output tokens, the one in flight and forced ones included. A row with a `place`
-    reads that text: it ends after prefill. `reuses_prefix`: whether it may start from a cached prefix. `launched`: a
-    step that samples its first token was launched. `gone`: the row has ended, failed or been removed; results of a step
-    in flight are dropped.
+    the prefix cache once the row's first logit is finite; `keys`: hashes of its blocks; `prefix`: what of it the prefix
+    cache had when it was asked last. Prefill stops at `branches`, positions at which it keeps a checkpoint of the
+    layers that cannot be cut. `first_forced`: index in `tokens` of the first forced token that was not emitted,
+    `prefill_tokens` without any; `unreported`: number of forced tokens still to be reported. `sampled`: number of
+    output tokens, the one in flight and forced ones included. A row with a `place` reads that text: it ends after
+    prefill. `reuses_prefix`: whether it may start from a cached prefix. `launched`: a step that samples its first token
+    was launched. `gone`: the row has ended, failed or been removed; results of a step in flight are dropped.
     """
 
     __slots__ = (
@@ -70,6 +70,7 @@ class Row:
         "positions",
         "prediction",
         "prefill_tokens",
+        "prefix",
         "prompt_tokens",
         "reuses_prefix",
         "sampled",
@@ -117,8 +118,9 @@ class Row:
         self.is_pinned = request.pin
         self.keys: list[bytes] = []
         self.branches: list[int] = []
-        # `Offer`s of the prefix cache, which imports this module.
+        # `Offer`s and a `Prefix` of the prefix cache, which imports this module.
         self.offers: list[Any] = []
+        self.prefix: Any = None
         self.launched = False
         self.gone = False
         self.speculate = request.speculate

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -102,6 +103,22 @@ def _packed(tokens: Tokens) -> bytes:
 def whole(tokens: int) -> int:
     """Tokens in the whole blocks of a prompt of `tokens`."""
     return tokens // BLOCK_TOKENS * BLOCK_TOKENS
+
+
+class Beginning(NamedTuple):
+    """The first tokens of a row, and the keys of their whole blocks."""
+
+    tokens: np.ndarray
+    keys: Sequence[bytes]
+
+    def shared(self, other: Beginning) -> int:
+        """Length of the common prefix. A key stands for all tokens up to its block, so tokens are compared in one."""
+        ours, theirs = self.keys, other.keys
+        blocks = bisect_left(
+            range(min(len(ours), len(theirs))), True, key=lambda index: ours[index] != theirs[index]
+        )
+        block = slice(blocks * BLOCK_TOKENS, (blocks + 1) * BLOCK_TOKENS)
+        return blocks * BLOCK_TOKENS + shared_tokens(self.tokens[block], other.tokens[block])
 
 
 def shared_tokens(first: np.ndarray, second: np.ndarray) -> int:

@@ -37,6 +37,8 @@ class BlockPool:
         self.tier = LowerTier()
         self.cut_anywhere = cut_anywhere
         self.bytes = self.buffers = 0
+        self.version = 0
+        """Counts changes of blocks and checkpoints: a lookup gives the same while it stays."""
         self.index = BlockIndex()
         self._order = EvictionOrder()
         self._evicted: list[StoredBlock] = []
@@ -68,6 +70,7 @@ class BlockPool:
         node = self.index.add(block)
         if node is None:
             return None
+        self.version += 1
         self.bytes += block.bytes
         self.buffers += block.buffers
         self._order.use(node)
@@ -118,6 +121,7 @@ class BlockPool:
         self._order.clear()
         self._pinned.clear()
         self._awaited.clear()
+        self.version += 1
         self.bytes = self.buffers = 0
 
     # --- blocks that stay ---
@@ -176,11 +180,13 @@ class BlockPool:
         return self.cut_anywhere or leaf.block.checkpoint is not None
 
     def _remove(self, leaf: Node) -> None:
+        self.version += 1
         self.bytes -= leaf.block.bytes
         self.buffers -= leaf.block.buffers
         self.index.remove(leaf)
 
     def _replace(self, node: Node, block: StoredBlock) -> None:
+        self.version += 1
         self.bytes += block.bytes - node.block.bytes
         self.buffers += block.buffers - node.block.buffers
         node.block = block

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 
-from zmqengine.engine.prefix_cache.block import BLOCK_TOKENS, StoredBlock, shared_tokens
+from zmqengine.engine.prefix_cache.block import BLOCK_TOKENS, StoredBlock
 
 # Siblings that start with the same token and are compared with a prompt, the newest first. The bound makes a lookup
 # cost the length of the prompt, however many prompts are cached.
@@ -176,10 +177,24 @@ class BlockIndex:
         short: Node | None = None
         most = longest = 0
         siblings = self._children.get(key, {}).get(int(tokens[0]), {}) if len(tokens) else {}
-        for _, node in zip(range(_SIBLINGS_MAX), reversed(siblings), strict=False):
-            shared = shared_tokens(node.block.tokens, tokens)
+        newest = list(islice(reversed(siblings), _SIBLINGS_MAX))
+        for node, shared in zip(newest, _shared(newest, tokens), strict=True):
             if shared > most:
                 best, most = node, shared
             if longest < shared == len(node.block.tokens):
                 short, longest = node, shared
         return best, most, short
+
+
+def _shared(nodes: Sequence[Node], tokens: np.ndarray) -> list[int]:
+    """How many of its tokens each node shares with the first of `tokens`, in one comparison."""
+    if not nodes:
+        return []
+    lengths = [min(len(node.block.tokens), len(tokens)) for node in nodes]
+    width = max(lengths)
+    differs = np.ones((len(nodes), width + 1), bool)
+    known = np.zeros((len(nodes), width), np.uint32)
+    for row, node, length in zip(known, nodes, lengths, strict=True):
+        row[:length] = node.block.tokens[:length]
+    np.not_equal(known, tokens[:width], out=differs[:, :width])
+    return [min(each) for each in zip(differs.argmax(axis=1).tolist(), lengths, strict=True)]

@@ -7,27 +7,30 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from zmqengine.engine.kv.block_layout import BlockLayout
-from zmqengine.engine.prefix_cache.block import BLOCK_TOKENS, Checkpoint, StoredBlock
+from zmqengine.engine.prefix_cache.block import BLOCK_TOKENS, Beginning, Checkpoint, StoredBlock
 from zmqengine.engine.row import Row
 
 
 @dataclass(frozen=True, eq=False)
 class Offer:
-    """New blocks, the last ones of `tokens`, that row `row` computed, and the checkpoint after them.
+    """New blocks, the last ones of `beginning`, that row `row` computed, and the checkpoint after them.
 
-    `key`: key of the last block of `tokens`, which may be cached already.
+    `key`: key of the last block of `beginning`, which may be cached already.
     """
 
     row: int
-    tokens: np.ndarray
+    beginning: Beginning
     salt: bytes
     key: bytes
     blocks: list[StoredBlock]
     checkpoint: Checkpoint | None
     is_pinned: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the beginning."""
+        return len(self.beginning.tokens)
 
     @cached_property
     def bytes(self) -> int:
@@ -61,7 +64,7 @@ def make_offer(
     state = layout.take_state(row.cache)
     return Offer(
         row=row.id,
-        tokens=ids,
+        beginning=Beginning(ids, keys[1 : 1 + end // BLOCK_TOKENS]),
         salt=keys[0],
         key=blocks[-1].key if blocks else keys[-1],
         blocks=blocks,

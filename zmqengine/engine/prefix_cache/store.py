@@ -14,11 +14,11 @@ from zmqengine.engine.kv.block_layout import BlockLayout, all_finite
 from zmqengine.engine.prefix_cache.block import (
     BLOCK_TOKENS,
     PREFIX_TOKENS_MIN,
+    Beginning,
     StoredBlock,
     block_keys,
     chained,
     salt_of,
-    shared_tokens,
     whole,
 )
 from zmqengine.engine.prefix_cache.block_pool import BlockPool
@@ -49,6 +49,17 @@ class Hit(NamedTuple):
     differs: np.ndarray | None
 
 
+class Prefix(NamedTuple):
+    """Tokens of a row that are `cached`, and those `offered`: cached if all offers were accepted.
+
+    `version` of the cache for which this holds.
+    """
+
+    version: int
+    cached: int
+    offered: int
+
+
 class PrefixCache:
     """Blocks of prompts and outputs, blocks on offer and caches of preempted rows, in `bytes_max` together.
 
@@ -77,6 +88,8 @@ class PrefixCache:
         self._layout = layout
         # The oldest first.
         self._offers: dict[Offer, None] = {}
+        # Counts changes of `_offers`.
+        self._offers_version = 0
         self._unsettled: list[mx.array] = []
 
     @property
@@ -95,20 +108,29 @@ class PrefixCache:
 
     # --- lookup ---
 
-    def longest(self, row: Row) -> int:
-        """Tokens that `fetch` would give."""
-        length = self.pool.usable(self._match(row, row.first_forced - 1))[1]
-        return length if length >= PREFIX_TOKENS_MIN else 0
+    def prefix(self, row: Row) -> Prefix:
+        """Tokens of a row that `fetch` would give."""
+        version = self.pool.version + self._offers_version
+        known: Prefix | None = row.prefix
+        if known is None or known.version != version:
+            length = self.pool.usable(self._match(row, row.first_forced - 1))[1]
+            length = length if length >= PREFIX_TOKENS_MIN else 0
+            row.prefix = known = Prefix(version, length, self._longest_offered(row))
+        return known
 
-    def longest_offered(self, row: Row) -> int:
-        """Tokens that `fetch` would give if all offers were accepted."""
-        tokens, salt, longest = row.ids[: row.first_forced - 1], self.salt(row.scope), 0
+    def _longest_offered(self, row: Row) -> int:
+        salt, longest = self.salt(row.scope), 0
+        beginning = self.beginning(row, row.first_forced - 1)
         for offer in self._offers:
-            if offer.salt == salt and len(offer.tokens) > longest:
-                shared = shared_tokens(offer.tokens, tokens)
-                if offer.checkpoint is None or shared == len(offer.tokens):
+            if offer.salt == salt and offer.tokens > longest:
+                shared = offer.beginning.shared(beginning)
+                if offer.checkpoint is None or shared == offer.tokens:
                     longest = max(longest, shared)
         return longest
+
+    def beginning(self, row: Row, tokens: int) -> Beginning:
+        """The first `tokens` of a row, of its prompt and `emitted` at most."""
+        return Beginning(row.ids[:tokens], self._keys(row, whole(tokens)))
 
     def fetch(self, row: Row) -> Hit:
         """A cache of the longest cached prefix of a row, without the token whose logits are the first it needs."""
@@ -143,7 +165,7 @@ class PrefixCache:
         assert layout is not None, "`wants` was not asked"
         keys = self._keys(row, row.computed_tokens)
         cached = next((at for at, key in enumerate(keys) if self.pool.index.get(key) is None), len(keys))
-        offered = max((len(offer.tokens) for offer in self._offers if offer.row == row.id), default=0)
+        offered = max((offer.tokens for offer in self._offers if offer.row == row.id), default=0)
         begin = max(min(row.computed_tokens, cached * BLOCK_TOKENS), whole(offered))
         end = (
             row.computed_tokens
@@ -160,6 +182,7 @@ class PrefixCache:
             return None
         self._unsettled += offer.arrays()
         self._offers[offer] = None
+        self._offers_version += 1
         self._make_room()
         return offer
 
@@ -272,6 +295,7 @@ class PrefixCache:
         """Drop everything."""
         self.pool.clear()
         self._offers.clear()
+        self._offers_version += 1
         self.parked.clear()
         self._unsettled = []
 
@@ -304,6 +328,7 @@ class PrefixCache:
     def _drop_offer(self, offer: Offer) -> bool:
         is_held = offer in self._offers
         self._offers.pop(offer, None)
+        self._offers_version += is_held
         return is_held
 
     def _pin(self, node: Node) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zmqengine.engine.prefix_cache.block import shared_tokens, whole
+from zmqengine.engine.prefix_cache.block import BLOCK_TOKENS, whole
 from zmqengine.engine.prefix_cache.store import PrefixCache
 from zmqengine.engine.row import Row
 
@@ -18,22 +18,29 @@ def pick(rows: Sequence[Row], store: PrefixCache) -> list[Row]:
     Sets `computed_tokens` of rows without caches to the length that the prefix cache may provide.
     """
     picked: list[Row] = []
-    for row in rows:
+    # Picked rows by the keys of their blocks, for the rows behind them.
+    leaders: dict[bytes, list[Row]] = {}
+    for number, row in enumerate(rows):
         if row.cache is None:
-            row.computed_tokens = store.longest(row)
-            if store.longest_offered(row) >= row.computed_tokens + _LED_TOKENS_MIN:
+            prefix = store.prefix(row)
+            row.computed_tokens = prefix.cached
+            least = row.computed_tokens + _LED_TOKENS_MIN
+            if prefix.offered >= least:
                 continue
-            if any(_leads(older, row, store) for older in picked):
+            keys = store.beginning(row, row.first_forced - 1).keys[least // BLOCK_TOKENS - 1 :]
+            if keys and any(_leads(older, row, store) for older in leaders.get(keys[0], ())):
                 continue
         picked.append(row)
+        if number + 1 < len(rows) and store.may_keep(row):
+            for key in store.beginning(row, len(row.ids) - 1).keys:
+                leaders.setdefault(key, []).append(row)
     return picked
 
 
 def _leads(older: Row, row: Row, store: PrefixCache) -> bool:
     """Whether `row` should wait for the tokens that `older` computes rather than compute them again."""
-    if older.ids[0] != row.ids[0] or older.scope != row.scope or not store.may_keep(older):
-        return False
-    shared = shared_tokens(older.ids[:-1], row.ids[: row.first_forced - 1])
+    beginning = store.beginning(row, row.first_forced - 1)
+    shared = store.beginning(older, len(older.ids) - 1).shared(beginning)
     if shared < row.computed_tokens + _LED_TOKENS_MIN:
         return False
     if not store.keeps_states:

@@ -102,7 +102,8 @@ class Texts:
             return
         shared = shared_tokens(before, row.ids[:-1])
         shared = whole(shared) if store.keeps_states else shared
-        if shared >= PREFIX_TOKENS_MIN and shared > max(store.longest(row), store.longest_offered(row)):
+        prefix = store.prefix(row)
+        if shared >= PREFIX_TOKENS_MIN and shared > max(prefix.cached, prefix.offered):
             row.branches = [shared]
             branched.add(name)
 
