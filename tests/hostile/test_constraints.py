@@ -18,7 +18,15 @@ import pytest
 
 from tests.support.constrained import Pico
 from tests.support.hostile_constraints import HOSTILE
-from tests.support.listener import PROMPT, SILENT_MS_MAX, Listener, Silence, longest, threads_of
+from tests.support.listener import (
+    PROMPT,
+    SILENT_MS_MAX,
+    Listener,
+    Makers,
+    Silence,
+    longest,
+    native_chunks,
+)
 from tests.support.workers import WorkerProcess
 from zmqengine.errors import BadRequest, ConstraintFailed
 from zmqengine.protocol.messages import Constraint
@@ -92,9 +100,9 @@ def test_twenty_hostile_constraints_at_once_silence_nobody(worker: WorkerProcess
     rested: list[int] = []
     with worker.client() as client, worker.client() as other:
         alone = client.generate_tokens(PROMPT, max_tokens=400, ignore_eos=True).read().tokens
-        making = threads_of(worker)
+        makers = Makers(process.pid)
         for seed in range(ROUNDS + 1):
-            listener = Listener(worker, other, making)
+            listener = Listener(native_chunks(other), makers)
             try:
                 ends.append(run_all(client, pico, seed))
             finally:

@@ -23,11 +23,11 @@ MOOD: Any = {
 }
 
 
-def tool_directory(models: Path) -> Path:
+def tool_directory(models: Path, template: str = TEMPLATE) -> Path:
     """The bundled model, below `models`, with a template that knows tools and marks of reasoning."""
     directory = Path(shutil.copytree(model_path(), models / "tools"))
     config = json.loads((directory / "tokenizer_config.json").read_text())
-    (directory / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TEMPLATE}))
+    (directory / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": template}))
     (directory / "chat_template.jinja").unlink(missing_ok=True)
     tokenizer = json.loads((directory / "tokenizer.json").read_text())
     (directory / "tokenizer.json").write_text(json.dumps(with_thinking(tokenizer)))

@@ -1,13 +1,17 @@
-"""Random constraints, tools, stop strings, log-probabilities and aborts over all HTTP APIs, against one worker.
+"""Random constraints, tools, stop strings, log-probabilities, aborts, and requests of bug reports and attacks over all
+HTTP APIs, against one worker.
 
-For $ZMQENGINE_SOAK_SECONDS, twenty if it is not set; by hand it is run with 3600. Silence is processor time of the
-threads that make tokens, between two tokens of a free stream; ZMQENGINE_SOAK_HANG_S bounds a request and a silence on
-the clock, which depend on what else the machine does.
+For $ZMQENGINE_SOAK_SECONDS, twenty if it is not set; by hand it is run with 3600. Silence is processor time between two
+tokens of a free stream: of the threads that make them in a stream of the worker's, of the front-end's event loop in one
+that takes the four chat APIs in turn (a late front-end sends several tokens at once, and does not say how many).
+ZMQENGINE_SOAK_HANG_S bounds a request and a silence on the clock, which depend on what else the machine does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import itertools
 import json
 import os
 import random
@@ -18,7 +22,7 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,8 +31,9 @@ import psutil
 import pytest
 
 from tests.http.tool_directory import tool_directory
+from tests.soak.strange_requests import APIS, TEMPLATE, Strange, strange_request
 from tests.support.hostile_constraints import HOSTILE, OVER_A_LIMIT_PATTERN
-from tests.support.listener import PROMPT, SILENT_MS_MAX, Listener, longest, threads_of
+from tests.support.listener import PROMPT, SILENT_MS_MAX, Listener, Makers, Silence, longest, native_chunks
 from tests.support.workers import WorkerProcess, wait_until
 
 pytestmark = pytest.mark.process
@@ -56,9 +61,10 @@ PATTERNS = (
     OVER_A_LIMIT_PATTERN,
 )
 REGEXES = ("[0-9]{4}", "(yes|no|perhaps)( [a-z]{1,8}){0,6}", *PATTERNS)
-# Statuses of refusals that are right: a constraint that is too complex, an output over a limit of its constraint.
-FINE = (200, 400, 422)
 ENDS = ("whole", "aborted", "streamed")
+LINE_BYTES_MAX = 8192
+"""Of a line of the log: no request fills it."""
+KEYS = ("one of the keys", "another of the keys")
 
 
 class Asked(NamedTuple):
@@ -68,6 +74,9 @@ class Asked(NamedTuple):
     body: dict[str, Any]
     schema: Any = None
     pattern: str = ""
+
+    fine: tuple[int, ...] = (200, 400, 422)
+    """Statuses that are right: of a constraint that is too complex, or of an output over a limit of it, too."""
 
 
 def random_schema(chance: random.Random, depth: int = 0) -> dict[str, Any]:
@@ -268,6 +277,12 @@ def whole_outputs(path: str, answer: dict[str, Any]) -> Iterator[str]:
                 yield choice["message"]["content"] if "message" in choice else choice["text"]
 
 
+def arguments_of(answer: dict[str, Any]) -> list[Any]:
+    """The arguments of the calls in a chat completion."""
+    calls = answer["choices"][0]["message"].get("tool_calls") or []
+    return [json.loads(call["function"]["arguments"]) for call in calls]
+
+
 def is_whole(asked: Asked, text: str) -> bool:
     """Whether the text satisfies the constraint of its request."""
     if asked.pattern:
@@ -278,6 +293,38 @@ def is_whole(asked: Asked, text: str) -> bool:
         except (ValueError, jsonschema.ValidationError):
             return False
     return True
+
+
+def headers(key: str) -> dict[str, str]:
+    return {"content-type": "application/json", "authorization": f"Bearer {key}"}
+
+
+TEXT_EVENT = re.compile(rb'"text_delta"|"response.output_text.delta"|"content": ?"[^"]')
+
+
+def chunks_over_http(port: int) -> Callable[[], Iterator[list[bytes]]]:
+    """What a listener of free streams reads: of each of the APIs in turn, the events that come together."""
+    turns = itertools.cycle(APIS)
+
+    def chunks() -> Iterator[list[bytes]]:
+        api, text = next(turns), "Tell me a long story."
+        body: dict[str, Any] = {"model": "tools", "stream": True}
+        match api:
+            case "responses":
+                body |= {"input": text, "max_output_tokens": 400, "store": False}
+            case "ollama":
+                body |= {"messages": [{"role": "user", "content": text}], "options": {"num_predict": 400}}
+            case _:
+                body |= {"messages": [{"role": "user", "content": text}], "max_tokens": 400}
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=HANG_S)
+        connection.request("POST", APIS[api], json.dumps(body), headers(KEYS[0]))
+        response = connection.getresponse()
+        assert response.status == 200, response.read()
+        while data := response.read1():
+            yield TEXT_EVENT.findall(data)
+        connection.close()
+
+    return chunks
 
 
 class Soak:
@@ -306,25 +353,26 @@ class Soak:
             assert not thread.is_alive(), "a request hangs"
 
     def _ask(
-        self, path: str, body: dict[str, Any]
+        self, path: str, body: dict[str, Any], chance: random.Random
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=HANG_S)
-        connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+        connection.request("POST", path, json.dumps(body), headers(chance.choice(KEYS)))
         return connection, connection.getresponse()
 
     def _visit(self, seed: int) -> None:
         chance = random.Random(seed)
         while not self._stopping.is_set():
-            asked = random_request(chance)
+            asked = random_request(chance) if chance.random() < 0.5 else strange_request(chance)
             try:
                 self._one(asked, chance)
             except Exception as error:  # noqa: BLE001 - told with the request, at the end
                 self.wrong.append(f"{error!r}: {asked}")
 
-    def _one(self, asked: Asked, chance: random.Random) -> None:
-        connection, response = self._ask(asked.path, asked.body)
+    def _one(self, asked: Asked | Strange, chance: random.Random) -> None:
+        streamed = asked.body.get("stream", False)
+        connection, response = self._ask(asked.path, asked.body, chance)
         try:
-            if asked.body["stream"] and chance.random() < 0.3:
+            if streamed and chance.random() < 0.3:
                 response.read(chance.randrange(1, 2000))
                 self.ends["aborted"] += 1
                 return
@@ -334,15 +382,20 @@ class Soak:
         if response.status in (503, 529) and b"no answer" in content:
             # The worker had no turn for ten seconds: the machine's fault if the listener had none either.
             self.ends["unanswered"] += 1
-        elif response.status not in FINE:
-            self.wrong.append(f"{response.status} {content[:300]!r}: {asked}")
+        elif response.status not in asked.fine:
+            self.wrong.append(f"{response.status} {content[:300]!r}: {str(asked)[:3000]}")
         elif response.status != 200:
             self.ends[str(response.status)] += 1
         else:
-            self.ends["streamed" if asked.body["stream"] else "read"] += 1
-            if asked.body["stream"] and END.search(content) is None:
+            self.ends["streamed" if streamed else "read"] += 1
+            if streamed and END.search(content) is None:
                 self.wrong.append(f"a stream without an end {content[-300:]!r}: {asked}")
-            answer = joined(asked.path, content) if asked.body["stream"] else json.loads(content)
+            answer = joined(asked.path, content) if streamed else json.loads(content)
+            if isinstance(asked, Strange):
+                self.ends["strange"] += 1
+                if asked.calls is not None and arguments_of(answer) != [*asked.calls]:
+                    self.wrong.append(f"other calls {answer}: {asked}")
+                return
             for text in whole_outputs(asked.path, answer):
                 self.ends["whole"] += 1
                 if not is_whole(asked, text):
@@ -354,80 +407,108 @@ END = re.compile(
 )
 
 
+@contextlib.contextmanager
+def front_end(worker: str, log: Path) -> Iterator[tuple[int, int]]:
+    """The process and the port of a front-end with keys."""
+    command = [sys.executable, "-m", "zmqengine.cli.main", "http", "--worker", worker, "--port", "0"]
+    environment = {**os.environ, "ZMQENGINE_HTTP_API_KEYS": ",".join(KEYS)}
+    with log.open("wb") as file, subprocess.Popen(command, stderr=file, env=environment) as front:
+        try:
+            wait_until(
+                lambda: '"ready"' in log.read_text() and '"listening"' in log.read_text(), "no front-end"
+            )
+            (port,) = set(re.findall(r'"url": ?"http://127.0.0.1:(\d+)"', log.read_text()))
+            yield front.pid, int(port)
+        finally:
+            front.terminate()
+
+
+class Rest(NamedTuple):
+    """What was seen until the requests of a period had ended: resident bytes, mistakes, long silences."""
+
+    rss: tuple[int, ...]
+    wrong: Sequence[str]
+    long: Sequence[Silence]
+    not_measured: int
+    unanswered: int
+
+
+def period(listen: Callable[[], dict[str, Listener]], soak: Soak, pids: Sequence[int]) -> Rest:
+    """Visitors for a while, beside streams that are listened to; then memory at rest."""
+    listeners = listen()
+    heard = dict.fromkeys(listeners, 0)
+    try:
+        for _ in range(SAMPLES):
+            threading.Event().wait(PERIOD_S / SAMPLES)
+            print(*(f"{rss(pid) >> 20} MiB" for pid in pids), dict(soak.ends), flush=True)
+            for name, listener in listeners.items():
+                new = listener.silences[heard[name] :]
+                heard[name] += len(new)
+                print(
+                    f"  {name}: {len(new)} silences, the longest {longest(new) if new else None}", flush=True
+                )
+        wait_until(soak.has_seen_all, "no request of a kind has ended", seconds=HANG_S)
+    finally:
+        soak.stop()
+        for listener in listeners.values():
+            listener.stop()
+    threading.Event().wait(IDLE_S)
+    for name, listener in listeners.items():
+        long = [each for each in listener.silences if each.is_long]
+        print(
+            f"{time.strftime('%T')} {name}: {len(long)} of {len(listener.silences)} silences above "
+            f"{SILENT_MS_MAX:.0f} ms, {listener.held_up} not measured; {len(listener.outputs)} streams {long}"
+        )
+    print("at rest:", *(f"{rss(pid) / 2**20:.1f} MiB" for pid in pids), *soak.wrong, sep="\n", flush=True)
+    return Rest(
+        tuple(map(rss, pids)),
+        soak.wrong,
+        [each for listener in listeners.values() for each in listener.silences if each.is_long],
+        sum(listener.held_up for listener in listeners.values()),
+        soak.ends["unanswered"],
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 4 * HANG_S)
 def test_all_apis_under_random_constraints(tmp_path: Path) -> None:
     """Flat memory in both processes, no restart, no silent stream, and whatever is said to be whole is whole."""
+    directory, log = tool_directory(tmp_path, TEMPLATE), tmp_path / "http.log"
     with WorkerProcess(
-        None, model=str(tool_directory(tmp_path)), prompt_cache_bytes=16 << 20, prefill_ms=PREFILL_MS
+        None, model=str(directory), prompt_cache_bytes=16 << 20, prefill_ms=PREFILL_MS
     ) as worker:
         worker.wait_ready()
-        pid, log = worker.engine_pid(), tmp_path / "http.log"
-        command = [
-            sys.executable,
-            "-m",
-            "zmqengine.cli.main",
-            "http",
-            "--worker",
-            worker.address,
-            "--port",
-            "0",
-        ]
-        with (
-            log.open("wb") as file,
-            subprocess.Popen(command, stderr=file) as front,
-            worker.client() as native,
-        ):
-            try:
-                wait_until(
-                    lambda: '"ready"' in log.read_text() and '"listening"' in log.read_text(), "no front-end"
-                )
-                (port,) = set(re.findall(r'"url": ?"http://127.0.0.1:(\d+)"', log.read_text()))
-                at_rest: list[tuple[int, int]] = []
-                native.generate_tokens(PROMPT, max_tokens=5).read()
-                making = threads_of(worker)
-                until_s = time.monotonic() + SECONDS
-                while len(at_rest) < 2 or time.monotonic() < until_s:
-                    listener = Listener(worker, native, making)
-                    soak = Soak(int(port), seeds=len(at_rest) * VISITORS)
-                    heard = 0
-                    try:
-                        for _ in range(SAMPLES):
-                            threading.Event().wait(PERIOD_S / SAMPLES)
-                            new = listener.silences[heard:]
-                            heard += len(new)
-                            print(
-                                f"worker {rss(pid) >> 20} MiB, front-end {rss(front.pid) >> 20} MiB, "
-                                f"{len(new)} silences, the longest {longest(new) if new else None}, {dict(soak.ends)}",
-                                flush=True,
-                            )
-                        wait_until(soak.has_seen_all, "no request of a kind has ended", seconds=HANG_S)
-                    finally:
-                        soak.stop()
-                        listener.stop()
-                    threading.Event().wait(IDLE_S)
-                    at_rest.append((rss(pid), rss(front.pid)))
-                    long = [each for each in listener.silences if each.cpu_ms > SILENT_MS_MAX]
-                    memory = " and ".join(f"{each / 2**20:.1f} MiB" for each in at_rest[-1])
-                    print(
-                        f"{time.strftime('%T')} rest {len(at_rest)}: worker and front-end {memory}; {len(long)} "
-                        f"of {len(listener.silences)} silences above {SILENT_MS_MAX:.0f} ms, {listener.held_up} not "
-                        f"measured; {len(listener.outputs)} streams",
-                        *soak.wrong,
-                        sep="\n",
-                        flush=True,
-                    )
-                    assert soak.wrong == []
-                    # One may be page faults or time that the host took: both count as processor time.
-                    assert len(long) <= 1, long
-                    assert soak.ends["unanswered"] <= listener.held_up
-            finally:
-                front.terminate()
+        pid = worker.engine_pid()
+        with front_end(worker.address, log) as (front_pid, port), worker.client() as native:
+            over_http = chunks_over_http(port)
+            native.generate_tokens(PROMPT, max_tokens=5).read()
+            maker = Makers(pid)
+            for _ in APIS:
+                assert list(over_http())
+            loop = Makers.event_loop(front_pid)
+
+            def listen() -> dict[str, Listener]:
+                return {
+                    "worker": Listener(native_chunks(native), maker),
+                    "HTTP": Listener(over_http, loop),
+                }
+
+            rests: list[Rest] = []
+            until_s = time.monotonic() + SECONDS
+            while len(rests) < 2 or time.monotonic() < until_s:
+                soak = Soak(port, seeds=len(rests) * VISITORS)
+                rests.append(period(listen, soak, (pid, front_pid)))
         assert worker.engine_pid() == pid
-        quarter = max(1, len(at_rest) // 4)
-        for process in zip(*at_rest, strict=True):
-            before, after = process[-2 * quarter : -quarter], process[-quarter:]
-            assert statistics.median(after) - statistics.median(before) < GROWN_BYTES_MAX
+        lines = log.read_bytes().splitlines()
+    assert [wrong for rest in rests for wrong in rest.wrong] == []
+    # One may be page faults or time that the host took: both count as processor time.
+    assert max(len(rest.long) for rest in rests) <= 1, [rest.long for rest in rests]
+    assert all(rest.unanswered <= rest.not_measured for rest in rests)
+    assert max(map(len, lines)) <= LINE_BYTES_MAX
+    quarter = max(1, len(rests) // 4)
+    for process in zip(*(rest.rss for rest in rests), strict=True):
+        before, after = process[-2 * quarter : -quarter], process[-quarter:]
+        assert statistics.median(after) - statistics.median(before) < GROWN_BYTES_MAX
 
 
 def rss(pid: int) -> int:

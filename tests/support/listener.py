@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import psutil
 
-from tests.support.workers import WorkerProcess
 from zmqengine_client import Client
 
 SILENT_MS_MAX = 150.0
@@ -30,20 +29,53 @@ class Silence(NamedTuple):
     wall_ms: float
     cpu_ms: float
 
+    @property
+    def is_long(self) -> bool:
+        """Whether it is over the bound; Linux counts in ticks of 10 ms."""
+        return round(self.cpu_ms) > SILENT_MS_MAX
+
+
+class Makers:
+    """Threads of a process: by default all that it has now. Those of a worker that has compiled no constraint yet make
+    its tokens."""
+
+    def __init__(self, pid: int, ids: Collection[int] = ()) -> None:
+        self._process = psutil.Process(pid)
+        self._ids = frozenset(ids or (thread.id for thread in self._process.threads()))
+
+    @classmethod
+    def event_loop(cls, pid: int) -> Makers:
+        """The first thread of a front-end. The others let it have its turn: tokenizers hold no lock of Python's."""
+        return cls(pid, (pid,))
+
+    def spent(self) -> dict[int, float]:
+        """Seconds of the processor that each has taken."""
+        threads = self._process.threads()
+        return {each.id: each.user_time + each.system_time for each in threads if each.id in self._ids}
+
+
+def native_chunks(client: Client) -> Callable[[], Iterator[Sequence[int]]]:
+    """What a listener of a free stream of tokens reads."""
+
+    def chunks() -> Iterator[Sequence[int]]:
+        for chunk in client.generate_tokens(PROMPT, max_tokens=400, ignore_eos=True):
+            yield chunk.tokens
+
+    return chunks
+
 
 class Listener:
-    """A free stream that is read by a thread until `stop`, again and again, with the silences in it.
+    """A stream that is read by a thread until `stop`, again and again, with the silences in it.
 
-    `making` are the threads that make tokens: those of a worker that has compiled no constraint yet.
+    `chunks` begins a stream, and yields what comes together; `makers` are the processes on its way.
     """
 
-    def __init__(self, worker: WorkerProcess, client: Client, making: Collection[int]) -> None:
+    def __init__(self, chunks: Callable[[], Iterator[Sequence[Any]]], *makers: Makers) -> None:
         self.silences: list[Silence] = []
         self.held_up = 0
-        self.outputs: list[list[int]] = []
-        self._process = psutil.Process(worker.engine_pid())
-        self._making = frozenset(making)
-        self._client = client
+        self.outputs: list[list[Any]] = []
+        self._chunks = chunks
+        self._makers = makers
         self._stopping = threading.Event()
         self._ticked_s, self._late_s = time.monotonic(), 0.0
         self._thread = threading.Thread(target=self._listen)
@@ -58,18 +90,18 @@ class Listener:
 
     def _listen(self) -> None:
         while not self._stopping.is_set():
-            output: list[int] = []
-            last: tuple[float, dict[int, float]] | None = None
-            for chunk in self._client.generate_tokens(PROMPT, max_tokens=400, ignore_eos=True):
-                now = time.monotonic(), self._spent()
+            output: list[Any] = []
+            last: tuple[float, list[dict[int, float]]] | None = None
+            for chunk in self._chunks():
+                now = time.monotonic(), [each.spent() for each in self._makers]
                 late_s, self._late_s = max(self._late_s, time.monotonic() - self._ticked_s - TICK_S), 0.0
                 if late_s > LATE_S_MAX:
                     self.held_up += 1
-                elif last is not None and chunk.tokens:
-                    spent_ms = _busy_ms(last[1], now[1])
-                    self.silences.append(Silence((now[0] - last[0]) * 1000, spent_ms / len(chunk.tokens)))
+                elif last is not None and chunk:
+                    spent_ms = sum(map(_busy_ms, last[1], now[1]))
+                    self.silences.append(Silence((now[0] - last[0]) * 1000, spent_ms / len(chunk)))
                 last = now
-                output += chunk.tokens
+                output += chunk
             self.outputs.append(output)
 
     def _tick(self) -> None:
@@ -79,22 +111,10 @@ class Listener:
             self._late_s = max(self._late_s, now_s - self._ticked_s - TICK_S)
             self._ticked_s = now_s
 
-    def _spent(self) -> dict[int, float]:
-        return {
-            thread.id: thread.user_time + thread.system_time
-            for thread in self._process.threads()
-            if thread.id in self._making
-        }
-
 
 def longest(silences: Collection[Silence]) -> Silence:
     """Longest silence on the clock, and the longest in processor time, which may be another."""
     return Silence(*map(max, zip(*silences, strict=True)))
-
-
-def threads_of(worker: WorkerProcess) -> set[int]:
-    """Ids of the threads that the engine process has now."""
-    return {thread.id for thread in psutil.Process(worker.engine_pid()).threads()}
 
 
 def _busy_ms(before: dict[int, float], after: dict[int, float]) -> float:
