@@ -16,11 +16,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from tests.embedding.checkpoints import case, write
 from tests.http.front import Front, post, serving, wait_until
 from tests.http.programs.programs_of_others import results_of, wanted
+from tests.support.workers import WorkerProcess
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.engine.fake.fake_vectors import fake_vector
 from zmqengine.testing import FakeWorker
+from zmqengine_client import Client
 from zmqengine_client.core.embedding import Embedded
 from zmqengine_client.text.reranking import probability
 from zmqengine_http import HttpConfig
@@ -348,3 +351,49 @@ def test_a_program_of_others_works(front: Front, program: str, environment: str,
     results = results_of(program, front.url, environment=environment, scratch=tmp_path)
     assert len(results) >= 3
     assert not {result["name"]: result["error"] for result in results if result["error"]}
+
+
+KEYS = ("first-long-key", "other-long-key")
+ENDPOINTS = {
+    "/v1/embeddings": "input",
+    "/embed": "inputs",
+    "/api/embed": "input",
+    "/api/embeddings": "prompt",
+}
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Front, Client]]:
+    """A front-end with keys on a decoder, whose beginnings of texts stay in the prefix cache."""
+    directory = tmp_path_factory.mktemp("decoder") / "m"
+    directory.mkdir()
+    write(directory, case("qwen3-last"))
+    with (
+        WorkerProcess(None, model=str(directory), supervise=False, cache_scope="key") as worker,
+        worker.client() as client,
+    ):
+        client.wait_ready()
+        with serving(HttpConfig(workers=(worker.address,), api_keys=KEYS)) as front:
+            wait_until(lambda: len(front.service.pool.models()) == 1, "the model is known")
+            yield front, client
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_a_key_goes_on_from_its_own_texts_alone(decoder: tuple[Front, Client], path: str) -> None:
+    """What a vector takes tells another key nothing of a text that it has guessed the beginning of."""
+    front, client = decoder
+    first = [*ENDPOINTS].index(path) * 20
+    beginning = " ".join(f"w{id_}" for id_ in range(first, first + 20))
+
+    def cached(key: str, end: int, **fields: object) -> int:
+        before = client.status().numbers["cached_tokens"]
+        body = {"model": "m", ENDPOINTS[path]: f"{beginning} w{80 + end} w1", **fields}
+        reply = post(front, path, body, authorization=f"Bearer {key}")
+        assert reply.status == 200, reply.body
+        return int(client.status().numbers["cached_tokens"] - before)
+
+    # A beginning is kept when a second text has it.
+    assert [cached(KEYS[0], end) for end in range(3)] == [0, 0, 20]
+    assert [cached(KEYS[1], end) for end in range(3, 6)] == [0, 0, 20]
+    if not path.startswith("/api"):
+        assert [cached(key, end, cache_scope="shared") for key in KEYS for end in range(2)] == [0, 0, 20, 20]

@@ -108,7 +108,7 @@ class Limits(Struct, frozen=True):
     cache_scope: str = ""
     """Scope of an insert without `cache_scope`. Empty: an insert may have neither `cache_scope` nor `pin`."""
     cache_salt: bool = False
-    """Whether an insert or an image may have a `cache_salt`."""
+    """Whether an insert, an image or an embed may have a `cache_salt`, and an embed a `cache_scope`."""
     speculation: bool = False
     """Whether an insert may have `speculate`."""
     prediction_tokens_max: int = 0
@@ -322,6 +322,8 @@ class Embed(Message, frozen=True, forbid_unknown_fields=True):
     first_index: TokenIndex = 0
     priority: Priority = 1
     deadline_ms: DeadlineMs | None = None
+    cache_scope: CacheScope | None = None
+    cache_salt: CacheSalt = ""
 
 
 class Abort(Message, frozen=True):

@@ -129,7 +129,7 @@ class Lifecycle:
             self._ticket(embed, session, now_s),
             tokens_max=longest,
             vector_width=width,
-            cache_scope=self._cache_scope(None, "", session),
+            cache_scope=self._cache_scope(embed.cache_scope, embed.cache_salt, session),
         )
 
     def _insert(

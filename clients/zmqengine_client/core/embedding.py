@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict
 import msgspec
 
 from zmqengine.errors import BadRequest
-from zmqengine.protocol.messages import Embed, End, Limits, ModelCard, VectorKind
+from zmqengine.protocol.messages import CacheScope, Embed, End, Limits, ModelCard, VectorKind
 from zmqengine.request_rules import Vectors, check_text, check_vectors
 from zmqengine_client.core.options import RequestOptions, checked_command
 from zmqengine_client.core.request import Request
@@ -38,11 +38,13 @@ class EmbedOptions(TypedDict, total=False):
 
     `priority` defaults to batch work; give less than 1 for an interactive query. `truncate` cuts a text that is too
     long for the model, which raises `ContextExceeded` otherwise. `on_progress` is called with the number of embedded
-    texts and the number of all.
+    texts and the number of all. `cache_scope` and `cache_salt` are those of `Options`, where the model is a decoder.
     """
 
     priority: int
     deadline_ms: int | None
+    cache_scope: CacheScope | None
+    cache_salt: str
     truncate: bool
     on_progress: Progress | None
 
@@ -121,6 +123,8 @@ def embed_of(
         dimensions=dimensions,
         priority=options.get("priority", BATCH),
         deadline_ms=options.get("deadline_ms"),
+        cache_scope=options.get("cache_scope"),
+        cache_salt=options.get("cache_salt", ""),
     )
     pairs = any(text.second for text in texts)
     # The ids are a tokenizer's, or were checked when they were given.
@@ -141,6 +145,8 @@ def request_of(command: Embed) -> Request:
 
 def check_embed(command: Embed, limits: Limits, model: ModelCard) -> None:
     """Raise the error with which this worker would reject the command."""
+    if (command.cache_salt or command.cache_scope) and not limits.cache_salt:
+        raise BadRequest("this worker is older than cache_scope and cache_salt of texts")
     check_vectors(Vectors(command.texts, command.second, command.output, command.dimensions), model, limits)
 
 

@@ -67,7 +67,10 @@ async def _embedded(
             check_ids(name, text, model)
     with client_of(service, exchange, model) as client:
         return await client.embed_counted(
-            texts, dimensions=request.dimensions, prompt=request.prompt_name, **request.options
+            texts,
+            dimensions=request.dimensions,
+            prompt=request.prompt_name,
+            **request.options(exchange.caller, model),
         )
 
 
@@ -123,7 +126,7 @@ async def answer_rerank(service: Service, exchange: Exchange, request: RerankReq
     texts = request.passages
     with client_of(service, exchange, model) as client:
         reranked = await client.rerank_counted(
-            request.query, texts, instruction=request.instruction, **request.options
+            request.query, texts, instruction=request.instruction, **request.options(exchange.caller, model)
         )
     exchange.facts |= {"texts": len(texts), "tokens": reranked.tokens}
     if request.texts is not None:

@@ -10,11 +10,13 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from zmqengine.protocol.messages import DeadlineMs, Priority
+from zmqengine.protocol.messages import CacheScope, DeadlineMs, Priority
 from zmqengine.sampling_params import TOKEN_ID_MAX, TokenId
 from zmqengine_client.core.embedding import BATCH, EmbedOptions
+from zmqengine_http.generating.generation import caller_salt
 from zmqengine_http.serving.body import Body, ignored, refused, reported
 from zmqengine_http.serving.errors import bad_field
+from zmqengine_http.workers.worker import Model
 
 Text = str | Annotated[list[TokenId], Meta(min_length=1)]
 Input = (
@@ -30,11 +32,17 @@ class VectorRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     truncate: bool = False
     priority: Priority = BATCH
     deadline_ms: DeadlineMs | None = None
+    cache_scope: CacheScope | None = None
 
-    @property
-    def options(self) -> EmbedOptions:
-        """The client library's options."""
-        return {"truncate": self.truncate, "priority": self.priority, "deadline_ms": self.deadline_ms}
+    def options(self, caller: str, model: Model) -> EmbedOptions:
+        """The client library's options. Raises a 400 for a scope that the worker would not keep apart."""
+        return {
+            "truncate": self.truncate,
+            "priority": self.priority,
+            "deadline_ms": self.deadline_ms,
+            "cache_scope": self.cache_scope,
+            "cache_salt": caller_salt(caller, self.cache_scope, model),
+        }
 
 
 class EmbeddingRequest(VectorRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):

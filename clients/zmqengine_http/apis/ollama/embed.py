@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 from zmqengine_http.apis.embeddings import client_of, floats_of, send_floats
 from zmqengine_http.apis.embeddings.request import PositiveInt
 from zmqengine_http.endpoint import Service
+from zmqengine_http.generating.generation import caller_salt
 from zmqengine_http.serving.body import Body, reported
 from zmqengine_http.serving.exchange import Exchange
 
@@ -44,8 +45,14 @@ async def embed(service: Service, exchange: Exchange, request: OllamaEmbedReques
     """Respond with the vector of each input."""
     started_ns = time.monotonic_ns()
     texts = [request.input] if isinstance(request.input, str) else request.input
-    with client_of(service, exchange, service.pool.model(request.model)) as client:
-        embedded = await client.embed_counted(texts, dimensions=request.dimensions, truncate=request.truncate)
+    model = service.pool.model(request.model)
+    with client_of(service, exchange, model) as client:
+        embedded = await client.embed_counted(
+            texts,
+            dimensions=request.dimensions,
+            truncate=request.truncate,
+            cache_salt=caller_salt(exchange.caller, None, model),
+        )
 
     def document() -> bytes:
         return msgspec.json.encode(
@@ -63,8 +70,11 @@ async def embed(service: Service, exchange: Exchange, request: OllamaEmbedReques
 
 async def old_embed(service: Service, exchange: Exchange, request: OllamaEmbeddingRequest) -> None:
     """Respond with the vector of one text."""
-    with client_of(service, exchange, service.pool.model(request.model)) as client:
-        embedded = await client.embed_counted([request.prompt], truncate=True)
+    model = service.pool.model(request.model)
+    with client_of(service, exchange, model) as client:
+        embedded = await client.embed_counted(
+            [request.prompt], truncate=True, cache_salt=caller_salt(exchange.caller, None, model)
+        )
     await send_floats(
         exchange, embedded, lambda: msgspec.json.encode({"embedding": floats_of(embedded.vectors[0])})
     )
