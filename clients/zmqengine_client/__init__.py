@@ -12,7 +12,7 @@ from zmqengine_client import errors
 from zmqengine_client.aio.client import AsyncClient
 from zmqengine_client.aio.group import AsyncGroup, AsyncNews
 from zmqengine_client.aio.streams import AsyncTextStream, AsyncTokenStream
-from zmqengine_client.core.chunks import Completion, PromptProgress, TextChunk, TokenChunk
+from zmqengine_client.core.chunks import Completion, PromptProgress, TextChunk, TokenChunk, ToolCall
 from zmqengine_client.core.embedding import Embedded, EmbedOptions, Ranked
 from zmqengine_client.core.options import Options
 from zmqengine_client.core.outbox import ClientCounters, ClientEvent
@@ -56,6 +56,7 @@ __all__ = [
     "TokenLogprob",
     "TokenStream",
     "Tokenizer",
+    "ToolCall",
     "YesNo",
     "errors",
     "load_keys",

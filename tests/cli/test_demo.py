@@ -12,7 +12,6 @@ import pytest
 
 from tests.cli.conftest import COMMAND
 from tests.cli.terminal import Terminal
-from zmqengine.cli.commands.demo.tools import read_calls
 from zmqengine.worker.open_engine import CLAIMS_DIRECTORY
 
 FIGURES = re.compile(r"front-end (\d+): (\d+) tokens, (\d+) tokens/s, first token after (\d+) ms")
@@ -111,9 +110,9 @@ def test_the_model_calls_functions_and_tells_what_they_gave() -> None:
     )
     assert ran.returncode == 0, ran.stderr
     shown = ran.stdout
-    assert '{"name": "add", "arguments": {"a": 417, "b": 2385}}' in shown
-    assert '{"name": "read_file", "arguments": {"path": "notes.txt"}}' in shown
-    assert '{"name": "count_letters", "arguments": {"word": "river"}}' in shown
+    assert "calls add(a=417, b=2385)" in shown
+    assert 'calls read_file(path="notes.txt")' in shown
+    assert 'calls count_letters(word="river")' in shown
     assert "417 + 2385 = 2802." in shown
     assert shown.count("the blue boat") == 2
     assert "river has 5 letters." in shown
@@ -129,21 +128,6 @@ def test_a_crash_is_for_the_two_streams() -> None:
     )
     assert ran.returncode == 2
     assert "--crash" in ran.stderr
-
-
-@pytest.mark.parametrize(
-    ("text", "calls"),
-    [
-        ("Hello!", []),
-        ('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>', [("f", {})]),
-        ('a<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call><tool_call>{"name"', [("f", {"x": 1})]),
-        ("<tool_call>[1]</tool_call><tool_call>{}</tool_call>", []),
-        ('<tool_call>{"name": "f", "arguments": 3}</tool_call>', []),
-    ],
-)
-def test_calls_are_read_and_what_is_none_is_passed_over(text: str, calls: list[tuple[str, object]]) -> None:
-    """Whatever a model writes."""
-    assert list(read_calls(text)) == calls
 
 
 def test_a_worker_that_cannot_start_is_one_line() -> None:

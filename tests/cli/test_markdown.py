@@ -80,6 +80,18 @@ def test_however_it_comes_each_text_stands_there_once_and_no_word_is_broken(seed
     assert not any("```" in line or "**" in line for line in lines)
 
 
+def test_reasoning_stands_dim_before_the_answer() -> None:
+    """Each once, also where the answer begins in the middle of a draft."""
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, color_system="standard", width=40, height=12)
+    with MarkdownScreen(console) as screen:
+        for part in ("\nI think of ", "a cat.\n"):
+            screen.think(part)
+        screen.write("It is a **cat**.")
+    assert [line for line in screen_lines(file.getvalue()) if line] == ["I think of a cat.", "It is a cat."]
+    assert "\x1b[2mI think of a cat.\x1b[0m" in file.getvalue()
+
+
 def test_code_has_colours() -> None:
     """A word of the language stands out."""
     assert "\x1b[" in drawn(TEXT, random.Random(0)).split("def")[0][-12:]

@@ -25,7 +25,7 @@ PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 @pytest.fixture(scope="module")
 def launched() -> Iterator[LauncherProcess]:
-    models = {name: {"path": name} for name in ("pico", "pico-eye", "pico-embed")}
+    models = {name: {"path": name} for name in ("pico", "pico-eye", "pico-embed", "pico-tools")}
     with LauncherProcess(toml(models)) as launched:
         with Client(launched.address, model="pico", connect_timeout_s=START_S) as client:
             client.wait_ready(START_S)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 
-from zmqengine.cli.markdown import write_plain
+from zmqengine.cli.markdown import PLAIN, TerminalWriter
 from zmqengine.cli.progress_line import ProgressLine, bar
 from zmqengine_client import Completion, TextStream
 
@@ -44,8 +44,10 @@ class WrittenAnswer:
         )
 
 
-def write_answer(stream: TextStream, write: Callable[[str], None] = write_plain) -> WrittenAnswer:
-    """Write the text chunk by chunk, to standard output as it is. Ctrl-C aborts the request and keeps the text so far.
+def write_answer(stream: TextStream, writer: TerminalWriter = PLAIN) -> WrittenAnswer:
+    """Write the answer chunk by chunk, its text to standard output without another `writer`.
+
+    Ctrl-C aborts the request and keeps the text so far.
 
     Raises the errors of the stream.
     """
@@ -57,8 +59,11 @@ def write_answer(stream: TextStream, write: Callable[[str], None] = write_plain)
             if first_s is None:
                 first_s, first_tokens = time.monotonic() - started_s, len(chunk.tokens)
                 progress.stop()
+            if chunk.reasoning:
+                writer.think(chunk.reasoning)
+            if chunk.text:
+                writer.write(chunk.text)
             parts.append(chunk.text)
-            write(chunk.text)
     whole_s = time.monotonic() - started_s
     return WrittenAnswer(
         text="".join(parts),

@@ -5,13 +5,23 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
+
+import click
 
 Write = Callable[[str], None]
 
 
+class TerminalWriter(NamedTuple):
+    """The functions that write parts of an answer, and of the reasoning before it."""
+
+    write: Write
+    think: Write
+
+
 @contextmanager
-def answer_writer() -> Iterator[Write]:
-    """A function that writes parts of an answer to standard output: as Markdown on a terminal, as they are elsewhere.
+def answer_writer() -> Iterator[TerminalWriter]:
+    """A writer to standard output: Markdown behind dimmed reasoning on a terminal, the answer alone elsewhere.
 
     Without the package `rich` a terminal gets the text as it is too.
     """
@@ -19,17 +29,20 @@ def answer_writer() -> Iterator[Write]:
         try:
             from rich.console import Console
         except ImportError:
-            pass
+            yield TerminalWriter(write_plain, lambda text: write_plain(click.style(text, dim=True)))
         else:
             from zmqengine.cli.markdown_screen import MarkdownScreen
 
             with MarkdownScreen(Console(highlight=False)) as screen:
-                yield screen.write
-            return
-    yield write_plain
+                yield TerminalWriter(screen.write, screen.think)
+        return
+    yield PLAIN
 
 
 def write_plain(text: str) -> None:
     """Write a text to standard output at once."""
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+PLAIN = TerminalWriter(write_plain, lambda text: None)

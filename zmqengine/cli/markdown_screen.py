@@ -9,6 +9,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.markdown import Markdown
 from rich.segment import Segment, Segments
+from rich.text import Text
 
 DRAWN_PER_S = 12
 CODE_THEME = "ansi_dark"
@@ -22,6 +23,7 @@ class MarkdownScreen:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._open = ""
+        self._thought = ""
         # The line that tells how far a prompt is read stands on standard error before the answer.
         self._live = Live(
             console=console, auto_refresh=False, transient=True, vertical_overflow="crop",
@@ -36,18 +38,33 @@ class MarkdownScreen:
     def __exit__(self, *_: object) -> None:
         self._live.update("", refresh=True)
         self._live.stop()
+        self._keep_thought()
         self._keep(self._open)
 
     def write(self, text: str) -> None:
         """Take the next part of the answer; drawn at most a dozen times a second."""
+        self._keep_thought()
         self._open += text
         end = finished_end(self._open)
         if end:
             self._keep(self._open[:end])
             self._open = self._open[end:]
-        if end or time.monotonic() >= self._drawn_s + 1 / DRAWN_PER_S:
+        self._draw(now=bool(end))
+
+    def think(self, text: str) -> None:
+        """Take the next part of the reasoning, which is drawn dim."""
+        self._thought = (self._thought + text).lstrip()
+        self._draw()
+
+    def _draw(self, *, now: bool = False) -> None:
+        if now or time.monotonic() >= self._drawn_s + 1 / DRAWN_PER_S:
             self._live.update(self._tail(), refresh=True)
             self._drawn_s = time.monotonic()
+
+    def _keep_thought(self) -> None:
+        if self._thought.strip():
+            self._console.print(_dim(self._thought), "")
+        self._thought = ""
 
     def _keep(self, text: str) -> None:
         if text.strip():
@@ -55,12 +72,16 @@ class MarkdownScreen:
 
     def _tail(self) -> Segments | Group:
         """The last lines of the open block that the terminal has room for."""
-        if not self._open.strip():
+        if not self._open.strip() and not self._thought:
             return Group()
-        drawn = Markdown(self._open, code_theme=CODE_THEME)
+        drawn = _dim(self._thought) if self._thought else Markdown(self._open, code_theme=CODE_THEME)
         lines = self._console.render_lines(drawn, pad=False)
         shown = lines[-max(1, self._console.height - 2) :]
         return Segments([segment for line in shown for segment in (*line, Segment.line())])
+
+
+def _dim(text: str) -> Text:
+    return Text(text.strip(), style="dim")
 
 
 def finished_end(text: str) -> int:

@@ -21,10 +21,12 @@ from zmqengine_client.images.prompts import (
     without_marker,
 )
 from zmqengine_client.images.sources import ImageLike, file_bytes
+from zmqengine_client.text.answer_text import chat_splitter
 from zmqengine_client.text.reasoning import thinking_max
 from zmqengine_client.text.stop_strings import stop_list
 from zmqengine_client.text.text_reader import TextReader
 from zmqengine_client.text.tokenizer import Tokenizer
+from zmqengine_client.text.tool_calls import TextSplitter
 
 log = logging.getLogger("zmqengine.client")
 
@@ -33,10 +35,15 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class Encode(NamedTuple):
-    """The way from a prompt to token ids, and the images in it."""
+    """The way from a prompt to token ids, the images in it, and the splitter of the answer to these ids.
+
+    `calls`: the answer may call tools.
+    """
 
     tokens: Callable[[Tokenizer], list[int]]
     images: Sequence[ImageLike] = ()
+    splitter: Callable[[Tokenizer, Sequence[int]], TextSplitter | None] = lambda tokenizer, ids: None
+    calls: bool = False
 
 
 def new_text_reader(request: Request, stop: str | Sequence[str]) -> TextReader:
@@ -70,6 +77,7 @@ def chat_encoder(
 ) -> Encode:
     try:
         _check_messages(messages)
+        schemas = _schemas(tools or ())
         taken = take_images(messages)
     except BadRequest as error:
         refusal = error
@@ -87,7 +95,10 @@ def chat_encoder(
             shown_messages, offered = without_marker((shown_messages, offered), tokenizer.image_marker)
         return tokenizer.encode_chat(shown_messages, offered, **(chat_template_kwargs or {}))
 
-    return Encode(tokens, taken.images)
+    def splitter(tokenizer: Tokenizer, ids: Sequence[int]) -> TextSplitter | None:
+        return chat_splitter(tokenizer, ids, schemas)
+
+    return Encode(tokens, taken.images, splitter, calls=bool(schemas))
 
 
 def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
@@ -98,6 +109,19 @@ def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
         role = message.get("role")
         if role not in ROLES:
             raise BadRequest(f"messages[{index}].role: {role!r} is none of {', '.join(ROLES)}")
+
+
+def _schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, object]]:
+    """The parameters of functions by name. Raises `BadRequest` for a tool that is none of OpenAI's form."""
+    schemas: dict[str, Mapping[str, object]] = {}
+    for index, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
+            form = '{"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}'
+            raise BadRequest(f"tools[{index}]: a function is {form}")
+        schemas[name] = function.get("parameters") or {}
+    return schemas
 
 
 def set_text_prompt(
@@ -122,7 +146,7 @@ def set_text_prompt(
             prediction = tokenizer.encode(prediction, add_special_tokens=False)
             request.options = msgspec.structs.replace(request.options, prediction=prediction)
         if isinstance(request.options.thinking_max, int):
-            bound = thinking_max(tokenizer, request.options.thinking_max, ids)
+            bound = thinking_max(tokenizer, request.options.thinking_max, ids, calls=encode.calls)
             if bound is None:
                 raise BadRequest("thinking_max: the model has no markers of reasoning that are known")
             request.options = msgspec.structs.replace(request.options, thinking_max=bound)
@@ -133,4 +157,5 @@ def set_text_prompt(
     if seconds >= SLOW_S:
         log.warning("request %s: tokenising %d tokens took %.1f s", request.id, len(ids), seconds)
     request.prompt = ids
-    reader.start(tokenizer)
+    # A constraint holds for the output from its first token on: there is nothing beside it.
+    reader.start(tokenizer, encode.splitter(tokenizer, ids) if request.options.constraint is None else None)

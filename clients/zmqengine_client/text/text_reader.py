@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 from zmqengine.errors import ZmqEngineError
 from zmqengine.protocol.messages import TokenLogprob
-from zmqengine_client.core.chunks import Completion, TextChunk, TokenChunk
+from zmqengine_client.core.chunks import Completion, TextChunk, TokenChunk, ToolCall
 from zmqengine_client.core.request import Request, TokenReader
-from zmqengine_client.text.detokenizer import ByteDetokenizer, Detokenizer
-from zmqengine_client.text.stop_strings import StopAutomaton, StopStrings
+from zmqengine_client.text.answer_text import AnswerText
+from zmqengine_client.text.stop_strings import StopAutomaton
 from zmqengine_client.text.tokenizer import Tokenizer
+from zmqengine_client.text.tool_calls import Delta, TextSplitter
 
 
 class TextReader:
@@ -24,41 +27,50 @@ class TextReader:
     def __init__(self, request: Request, stops: Sequence[str]) -> None:
         self.request = request
         self._reader = TokenReader(request)
-        self._stops = StopStrings(StopAutomaton(stops))
-        self._one_by_one = bool(stops)
-        self._min_tokens = request.options.sampling.min_tokens
-        self._detokenizer: Detokenizer | ByteDetokenizer | None = None
-        self._end_ids: frozenset[int] = frozenset()
+        self._stops = StopAutomaton(stops)
+        self._answer: AnswerText | None = None
         self._text: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[_WrittenCall] = []
         self._first_index = 0
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._finished = False
 
-    def start(self, tokenizer: Tokenizer) -> None:
-        """Set the tokenizer. `take` returns None before."""
+    def start(self, tokenizer: Tokenizer, splitter: TextSplitter | None = None) -> None:
+        """Set the tokenizer, and the splitter of the answer to a chat. `take` returns None before."""
         options = self.request.options
         eos = frozenset() if options.ignore_eos else tokenizer.eos_token_ids
-        self._end_ids = eos | frozenset(options.stop_token_ids)
-        self._detokenizer = tokenizer.detokenizer()
+        ends = eos | frozenset(options.stop_token_ids)
+        min_tokens = options.sampling.min_tokens
+        self._answer = AnswerText(
+            tokenizer, self._stops, ends, splitter=splitter, unsearched_tokens=min_tokens
+        )
 
     def take(self) -> TextChunk | None:
         """The text that became final since the last call, or None. See `TokenReader.take`."""
         if self._finished:
             return None
-        text = ""
-        ended = self.request.ended
-        chunk = self._reader.take() if self._detokenizer is not None else None
-        if chunk is not None:
-            text = self._read(chunk)
         # Read before the tokens: `end` is set after the last of them.
-        if self._stops.match is not None or ended:
-            text += self._flush()
+        ended = self.request.ended
+        deltas: list[Delta] = []
+        if self._answer is not None:
+            chunk = self._reader.take()
+            if chunk is not None:
+                deltas = self._read(self._answer, chunk)
+            if self._answer.stopped or ended:
+                deltas += self._answer.finish()
+                self._finished = True
+        self._finished |= ended
+        text = "".join([delta.text for delta in deltas if delta.kind == "content"])
+        reasoning = "".join([delta.text for delta in deltas if delta.kind == "reasoning"])
         self._text.append(text)
-        if not text and not (self._finished and self._tokens):
+        self._reasoning.append(reasoning)
+        self._take_calls(deltas)
+        if not text and not reasoning and not (self._finished and self._tokens):
             return None
         logprobs = self._logprobs if self.request.logprobs is not None else None
-        result = TextChunk(text, self._tokens, logprobs, self._first_index)
+        result = TextChunk(text, self._tokens, logprobs, self._first_index, reasoning)
         self._first_index += len(self._tokens)
         self._tokens, self._logprobs = [], []
         return result
@@ -71,48 +83,74 @@ class TextReader:
     @property
     def wants_abort(self) -> bool:
         """Whether a stop string was found while the worker still generates."""
-        return self._stops.match is not None and not self.request.ended
+        return self._match is not None and not self.request.ended
 
     def completion(self) -> Completion:
         """The outcome. After a stop string it holds the tokens up to the one that completed it."""
-        completion = msgspec.structs.replace(self.request.completion(), text="".join(self._text))
-        match = self._stops.match
-        if match is None:
-            return completion
-        tokens = completion.tokens[: self._first_index]
-        return msgspec.structs.replace(
-            completion, finish="stop", message="", tokens=tokens, stop_string=match
+        completion = msgspec.structs.replace(
+            self.request.completion(),
+            text="".join(self._text),
+            reasoning="".join(self._reasoning),
+            tool_calls=[call for written in self._calls if (call := written.read()) is not None],
         )
+        if self._match is not None:
+            tokens = completion.tokens[: self._first_index]
+            completion = msgspec.structs.replace(
+                completion, finish="stop", message="", tokens=tokens, stop_string=self._match
+            )
+        if completion.finish == "stop" and self._calls and self._answer is not None and self._answer.cut_call:
+            completion = msgspec.structs.replace(completion, finish="length")
+        return completion
 
     def failure(self) -> ZmqEngineError | None:
         """The error the request ended with; None if the text was complete before."""
-        return self.request.failure() if self._stops.match is None else None
+        return self.request.failure() if self._match is None else None
 
-    def _read(self, chunk: TokenChunk) -> str:
-        assert self._detokenizer is not None
-        tokens = chunk.tokens
-        # The token that ends an output is its last one, and has no text.
-        with_text = tokens[:-1] if tokens[-1] in self._end_ids else tokens
-        used = len(tokens)
-        if not self._one_by_one:
-            text = self._detokenizer.push(with_text)
+    @property
+    def _match(self) -> str | None:
+        return self._answer.stop_string if self._answer is not None else None
+
+    def _read(self, answer: AnswerText, chunk: TokenChunk) -> list[Delta]:
+        tokens, used = chunk.tokens, len(chunk.tokens)
+        if not answer.may_end_early:
+            deltas = answer.push(tokens)
         else:
-            pieces = []
-            for index, token in enumerate(with_text):
-                text = self._detokenizer.push((token,))
-                is_searched = chunk.first_index + index >= self._min_tokens
-                pieces.append(self._stops.push(text) if is_searched else text)
-                if self._stops.match is not None:
+            deltas = []
+            for index, token in enumerate(tokens):
+                deltas += answer.push([token])
+                if answer.stopped:
                     used = index + 1
                     break
-            text = "".join(pieces)
         self._tokens += tokens[:used]
         if chunk.logprobs is not None:
             self._logprobs += chunk.logprobs[:used]
-        return text
+        return deltas
 
-    def _flush(self) -> str:
-        self._finished = True
-        if self._detokenizer is None:
-            return ""
-        return self._stops.push(self._detokenizer.finish()) + self._stops.finish()
+    def _take_calls(self, deltas: Sequence[Delta]) -> None:
+        for delta in deltas:
+            if delta.kind in ("call", "call_start"):
+                self._calls.append(_WrittenCall(delta.name))
+            if delta.kind in ("call", "call_text"):
+                self._calls[-1].arguments.append(delta.text)
+            if delta.kind in ("call", "call_end"):
+                self._calls[-1].whole = True
+
+
+class _WrittenCall:
+    """A call while it is written."""
+
+    def __init__(self, name: str) -> None:
+        self.id = f"call_{secrets.token_hex(12)}"
+        self.name = name
+        self.arguments: list[str] = []
+        self.whole = False
+
+    def read(self) -> ToolCall | None:
+        """The call, or None for one that was cut or is malformed: nobody can carry it out."""
+        if not self.whole:
+            return None
+        try:
+            arguments = msgspec.json.decode("".join(self.arguments), type=dict[str, Any])
+        except (msgspec.MsgspecError, RecursionError):
+            return None
+        return ToolCall(self.id, self.name, arguments)

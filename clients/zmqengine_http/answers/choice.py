@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Literal, NamedTuple
 
 from zmqengine.protocol.messages import TokenLogprob
 from zmqengine_client.aio.streams import AsyncTokenStream
 from zmqengine_client.core.chunks import TokenChunk
-from zmqengine_client.text.stop_strings import StopAutomaton, StopStrings
-from zmqengine_client.text.tokenizer import Tokenizer
-from zmqengine_client.text.tool_calls import Delta, TextSplitter
-from zmqengine_client.text.tool_calls.deltas import Kind
+from zmqengine_client.text.answer_text import AnswerText
+from zmqengine_client.text.tool_calls import Delta
 from zmqengine_http.answers.answer_events import (
     AnswerEvent,
     CallArguments,
@@ -38,109 +36,11 @@ class Piece(NamedTuple):
     logprobs: list[TokenLogprob] | None
 
 
-class ChoiceText:
-    """Detokenizes one choice up to its end token or its first stop string; `push` tokens, then `finish`, and give what
-    a splitter makes of each text to `up_to_stop`. With stop strings tokens are pushed one by one.
-
-    After `stopped` no further text belongs to the choice. `end_token_ids` end the output and have no text.
-    `show_special` keeps special tokens in the text, which the client library's text stream never does: many
-    models mark reasoning and tool calls with them. No stop string is found in the reasoning, nor in the text of the
-    first `min_tokens`.
-    """
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        stops: StopAutomaton,
-        end_token_ids: frozenset[int],
-        *,
-        show_special: bool,
-        min_tokens: int = 0,
-    ) -> None:
-        self._detokenizer = tokenizer.detokenizer(skip_special_tokens=not show_special)
-        self._automaton = stops
-        self._stops = StopStrings(stops)
-        self.has_stops = bool(stops)
-        self._unsearched = min_tokens
-        self._searching = not min_tokens
-        self._kind: Kind = "content"
-        self._end_token_ids = end_token_ids
-        self.stop_token_ids = end_token_ids - tokenizer.eos_token_ids
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a stop string was found."""
-        return self._stops.match is not None
-
-    @property
-    def cut_call(self) -> bool:
-        """Whether a stop string was found within a call."""
-        return self.stopped and self._kind == "call_text"
-
-    @property
-    def stop_string(self) -> str | None:
-        """The stop string that was found, or None."""
-        return self._stops.match
-
-    def visible(self, tokens: list[int]) -> list[int]:
-        """The tokens without a trailing end token."""
-        return tokens[:-1] if tokens and tokens[-1] in self._end_token_ids else tokens
-
-    def push(self, tokens: list[int]) -> str:
-        """The text that these tokens complete."""
-        self._searching = self._unsearched <= 0
-        self._unsearched -= len(tokens)
-        return self._detokenizer.push(self.visible(tokens))
-
-    def finish(self) -> str:
-        """The text held back until the end."""
-        return self._detokenizer.finish()
-
-    def up_to_stop(self, deltas: Sequence[Delta], *, last: bool = False) -> list[Delta]:
-        """The deltas up to a stop string. What may begin one is held back, until the `last`."""
-        if not self.has_stops:
-            return list(deltas)
-        kept: list[Delta] = []
-        for delta in _in_pieces(deltas):
-            if self.stopped:
-                return kept
-            if delta.kind != self._kind:
-                kept += self._held_back()
-                self._kind = delta.kind
-            if delta.kind in ("content", "call_text") and self._searching:
-                kept += _piece(delta.kind, self._stops.push(delta.text))
-            else:
-                kept.append(delta)
-        return kept + self._held_back() if last else kept
-
-    def _held_back(self) -> list[Delta]:
-        """The text held back, which began no stop string."""
-        if self.stopped:
-            return []
-        held, self._stops = self._stops.finish(), StopStrings(self._automaton)
-        return _piece(self._kind, held)
-
-
-def _piece(kind: Kind, text: str) -> list[Delta]:
-    return [Delta(kind, text)] if text else []
-
-
-def _in_pieces(deltas: Sequence[Delta]) -> Iterator[Delta]:
-    """The deltas, with whole calls as the streamed ones are."""
-    for delta in deltas:
-        if delta.kind == "call":
-            yield Delta("call_start", "", delta.name)
-            yield Delta("call_text", delta.text)
-            yield Delta("call_end", "")
-        else:
-            yield delta
-
-
 class ChoiceStream:
     """One choice of a response. Iterate over `pieces` to the end; then `finish` and `add_usage` are valid.
 
-    `ending` is True while the last pieces come without a further wait. `splitter` finds reasoning and tool
-    calls; None if the text is all content. `first_call_only` ends the choice after one tool call.
+    `ending` is True while the last pieces come without a further wait. `first_call_only` ends the choice after one
+    tool call.
     `constrained`: the text has to be whole, so a stop string cuts it. Events and counts do not depend on how the
     tokens were cut into chunks. `prompt_scores` has the logprobs of the prompt, which come first and have no text; it
     is the `stream` too if there is no output.
@@ -150,11 +50,10 @@ class ChoiceStream:
         self,
         index: int,
         stream: AsyncTokenStream,
-        text: ChoiceText,
+        text: AnswerText,
         *,
         prompt_tokens: int,
         with_logprobs: bool = False,
-        splitter: TextSplitter | None = None,
         first_call_only: bool = False,
         constrained: bool = False,
         prompt_scores: AsyncTokenStream | None = None,
@@ -166,7 +65,6 @@ class ChoiceStream:
         self._stream = stream
         self._text = text
         self._prompt_tokens = prompt_tokens
-        self._splitter = splitter
         self._first_call_only = first_call_only
         self._constrained = constrained
         self._prompt_scores = prompt_scores
@@ -185,7 +83,7 @@ class ChoiceStream:
         """The choice as it is generated. Raises an error of `zmqengine_client.errors` if the request fails, and an
         `ApiError` if an operator ended it.
         """
-        may_end_early = self._splitter is not None or self._text.has_stops
+        may_end_early = self._text.may_end_early
         take = self._take_one_by_one if may_end_early else self._take_all
         if self._prompt_scores is not None:
             async for chunk in self._prompt_scores:
@@ -211,15 +109,14 @@ class ChoiceStream:
         if not self._complete and self._stream.result.finish == "abort":
             raise _ended_by_operator()
         if not (self._first_call_only and self._calls_ended):
-            yield Piece(self._events(self._split(self._text.finish(), last=True)), [], None)
+            yield Piece(self._events(self._text.finish()), [], None)
         self.finish = Finish(self._reason(), self._text.stop_string, self._stop_token())
 
     def _reason(self) -> Literal["stop", "length", "tool_calls"]:
         """The reason, in which `stop` and `tool_calls` mean that the content and the calls are whole."""
         if self._calls:
             # A call was streamed as far as it came; the reason says that it was cut.
-            assert self._splitter is not None
-            return "length" if self._splitter.incomplete_call or self._text.cut_call else "tool_calls"
+            return "length" if self._text.cut_call else "tool_calls"
         if self._text.stopped:
             return "length" if self._constrained else "stop"
         return "length" if self._stream.result.finish == "length" else "stop"
@@ -259,9 +156,9 @@ class ChoiceStream:
 
     def _take_all(self, chunk: TokenChunk) -> Piece:
         self._tokens += len(chunk.tokens)
-        text, visible = self._text.push(chunk.tokens), self._text.visible(chunk.tokens)
+        events, visible = self._events(self._text.push(chunk.tokens)), self._text.visible(chunk.tokens)
         logprobs = chunk.logprobs and chunk.logprobs[: len(visible)]
-        return Piece([Text("content", text)] if text else [], visible, logprobs)
+        return Piece(events, visible, logprobs)
 
     def _take_one_by_one(self, chunk: TokenChunk) -> Piece:
         """The tokens of the chunk that belong to the choice, which may end at any of them."""
@@ -269,23 +166,15 @@ class ChoiceStream:
         used = 0
         for token in chunk.tokens:
             used += 1
-            reasoned = self._splitter is not None and self._splitter.in_reasoning
-            events += self._events(self._split(self._text.push([token])))
-            if reasoned or (self._splitter is not None and self._splitter.in_reasoning):
+            reasoned = self._text.in_reasoning
+            events += self._events(self._text.push([token]))
+            if reasoned or self._text.in_reasoning:
                 self._reasoning_tokens += 1
             if self._complete:
                 break
         self._tokens += used
         visible = self._text.visible(chunk.tokens[:used])
         return Piece(_merge_texts(events), visible, chunk.logprobs and chunk.logprobs[: len(visible)])
-
-    def _split(self, text: str, *, last: bool = False) -> list[Delta]:
-        if self._text.stopped:
-            return []
-        deltas = _piece("content", text) if self._splitter is None else self._splitter.feed(text)
-        if last and self._splitter is not None:
-            deltas += self._splitter.finish()
-        return self._text.up_to_stop(deltas, last=last)
 
     def _events(self, deltas: list[Delta]) -> list[AnswerEvent]:
         events: list[AnswerEvent] = []

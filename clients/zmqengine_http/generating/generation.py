@@ -13,10 +13,11 @@ from zmqengine.request_rules import outside_vocabulary
 from zmqengine.sampling_params import SamplingOptions
 from zmqengine_client.aio.streams import AsyncTokenStream
 from zmqengine_client.core.options import Options
+from zmqengine_client.text.answer_text import AnswerText
 from zmqengine_client.text.stop_strings import StopAutomaton
 from zmqengine_client.text.tool_calls import TextSplitter
 from zmqengine_http.answers.answer_events import AnswerWriter
-from zmqengine_http.answers.choice import ChoiceStream, ChoiceText
+from zmqengine_http.answers.choice import ChoiceStream
 from zmqengine_http.answers.respond import respond_events, respond_whole
 from zmqengine_http.endpoint import Service
 from zmqengine_http.prompt.prompts import Prompt
@@ -150,13 +151,13 @@ async def _start(
                 else:
                     stream = worker.client.generate_tokens(prompt.tokens, images=prompt.images, **options)
                 splitter = generation.splitter(prompt)
-                text = ChoiceText(
-                    model.tokenizer, stops, ends, show_special=splitter is not None, min_tokens=min_tokens
+                text = AnswerText(
+                    model.tokenizer, stops, ends, splitter=splitter, unsearched_tokens=min_tokens
                 )
                 choice = ChoiceStream(
                     index, stream, text, prompt_scores=prompt_scores,
                     prompt_tokens=len(prompt.tokens), with_logprobs=asked.logprobs is not None,
-                    splitter=splitter, first_call_only=generation.first_call_only,
+                    first_call_only=generation.first_call_only,
                     constrained=asked.constraint is not None,
                 )  # fmt: skip
                 started.append((choice, worker))

@@ -206,7 +206,7 @@ def _chat_text(
                 raise bad_field(
                     "messages", "the assistant's last message is continued as text: no image can be in it"
                 )
-            prefill = open_turn(model, messages[-1], reasoning_open=_in_reasoning(model, text))
+            prefill = open_turn(model, messages[-1], reasoning_open=model.markers.opens_reasoning(text))
             text += prefill.text
         check_text_fits("messages", model, text)
     except ZmqEngineError as error:
@@ -224,12 +224,7 @@ def _chat_prompt(model: Model, tokens: list[int], prefill: OpenTurn | None) -> P
     if not model.markers.think_start:
         return Prompt(tokens)
     tail = model.tokenizer.decode(tokens[-TAIL_TOKENS:], skip_special_tokens=False)
-    return Prompt(tokens, reasoning_open=_in_reasoning(model, tail))
-
-
-def _in_reasoning(model: Model, text: str) -> bool:
-    start, end = model.markers.think_start, model.markers.think_end
-    return bool(start) and text.rfind(start) > text.rfind(end)
+    return Prompt(tokens, reasoning_open=model.markers.opens_reasoning(tail))
 
 
 def check_text_fits(param: str, model: Model, text: str) -> None:

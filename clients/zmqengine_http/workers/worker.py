@@ -13,8 +13,9 @@ from zmqengine.protocol.messages import Description, Limits, ModelCard
 from zmqengine_client import AsyncClient, ClientEvent
 from zmqengine_client.errors import BadRequest, ZmqEngineError
 from zmqengine_client.pause import Pause
+from zmqengine_client.text.answer_text import markers_of
 from zmqengine_client.text.tokenizer import Tokenizer
-from zmqengine_client.text.tool_calls import Markers, find_markers
+from zmqengine_client.text.tool_calls import Markers
 from zmqengine_http.serving import logs
 
 
@@ -42,7 +43,7 @@ class Model:
         self.card = card
         self.limits = limits
         self.tokenizer = tokenizer
-        self.markers: Markers = find_markers(tokenizer.facts, tokenizer.template_for(tools=True))
+        self.markers: Markers = markers_of(tokenizer)
         self.sampling_defaults = sampling_defaults(tokenizer.facts)
         self._texts: dict[int, str] = {}
 

@@ -162,15 +162,17 @@ def test_the_python_client_takes_a_number_of_tokens(worker: WorkerProcess) -> No
     closer = "</think>"
     with worker.client() as client:
         plain = client.chat(USER, chat_template_kwargs={"enable_thinking": True}, max_tokens=40)
-        free = plain.text(), plain.result.tokens
+        free = plain.read()
         bounded = client.chat(
             USER, chat_template_kwargs={"enable_thinking": True}, max_tokens=40, thinking_max=9
         )
-        text, tokens = bounded.text(), bounded.result.tokens
-        assert closer not in free[0]
+        tokens = bounded.read().tokens
+        assert (free.text, bool(free.reasoning)) == ("", True)
         assert client.tokenizer().decode(tokens[9:10]) == closer
-        assert tokens[:9] == free[1][:9]
-        assert closer in text
+        assert tokens[:9] == free.tokens[:9]
+        assert free.reasoning.startswith(bounded.result.reasoning)
+        assert bounded.result.text
+        assert closer not in bounded.result.text
         written = client.generate("Tom\n<think>Well", max_tokens=20, thinking_max=3)
         assert written.text()
         assert written.result.tokens[3] == tokens[9]

@@ -40,6 +40,10 @@ class Markers(NamedTuple):
     frames: tuple[str, ...] = ()
     addressed: bool = False
 
+    def opens_reasoning(self, prompt: str) -> bool:
+        """Whether a prompt, of which this is the end, ends within the reasoning."""
+        return bool(self.think_start) and prompt.rfind(self.think_start) > prompt.rfind(self.think_end)
+
 
 # Tested in order: a format is detected if all of its signs are in the template.
 _TEMPLATE_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (

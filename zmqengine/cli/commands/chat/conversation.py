@@ -118,8 +118,8 @@ class Conversation:
 
     def _answer(self, messages: list[dict[str, Any]]) -> str:
         assert self._client is not None
-        with answer_writer() as write:
-            answer = write_answer(self._client.chat(messages, **self.options), write)
+        with answer_writer() as writer:
+            answer = write_answer(self._client.chat(messages, **self.options), writer)
         click.echo(" [stopped]" if answer.interrupted else "")
         self.messages = [*messages, {"role": "assistant", "content": answer.text}]
         return answer.summary

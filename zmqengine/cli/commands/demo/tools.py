@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
 from zmqengine.cli.flags import WorkerTarget
-from zmqengine_client import Client, TextStream
+from zmqengine_client import Client, Completion, TextStream, ToolCall
 
 CALLS_MAX = 3
 """The most rounds of calls for one question."""
 ASKS = ("What is 417 + 2385?", "Read the file notes.txt.", "How many letters are in river?", "Thank you!")
 """Questions, each a conversation of its own: earlier tool calls confuse the small bundled model."""
-_START, _END = "<tool_call>", "</tool_call>"
 _NOTE = "the blue boat"
 
 
@@ -31,13 +30,6 @@ class DemoFunction(NamedTuple):
     @property
     def name(self) -> str:
         return str(self.definition["function"]["name"])
-
-
-class FunctionCall(NamedTuple):
-    """A call that the model asked for."""
-
-    name: str
-    arguments: dict[str, Any]
 
 
 class Figures(NamedTuple):
@@ -84,41 +76,33 @@ class _Loop:
         """Ask, and run the calls of the model until it answers without one."""
         self._messages = [{"role": "user", "content": text}]
         for _ in range(CALLS_MAX):
-            said = self._answer()
-            calls = list(read_calls(said))
-            self._messages.append(_message(said, calls))
-            for call in calls:
+            answer = self._answer()
+            self._messages.append(answer.turn)
+            for call in answer.tool_calls:
                 result = _run(self._functions, call)
                 show(call.name, result, "cyan")
-                self._messages.append({"role": "tool", "content": result})
-            self.calls += len(calls)
-            if not calls:
+                self._messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+            self.calls += len(answer.tool_calls)
+            if not answer.tool_calls:
                 return
 
-    def _answer(self) -> str:
+    def _answer(self) -> Completion:
         stream: TextStream = self._client.chat(
             self._messages,
             tools=[function.definition for function in self._functions.values()],
             max_tokens=self._max_tokens,
         )
         show("model", "", "yellow", end="")
-        parts = []
         for chunk in stream:
-            parts.append(chunk.text)
             click.echo(chunk.text.replace("\n", " "), nl=False)
-        click.echo()
-        self.tokens += len(stream.result.tokens)
-        return "".join(parts)
+        answer = stream.result
+        click.echo(", ".join(f"calls {call.name}({_shown(call.arguments)})" for call in answer.tool_calls))
+        self.tokens += len(answer.tokens)
+        return answer
 
 
-def read_calls(text: str) -> Iterator[FunctionCall]:
-    """The tool calls in a model's text, in the format of Qwen, Hermes and pico; malformed ones are skipped."""
-    for part in text.split(_START)[1:]:
-        try:
-            call = json.loads(part.partition(_END)[0])
-            yield FunctionCall(str(call["name"]), dict(call["arguments"]))
-        except (ValueError, TypeError, KeyError):
-            continue
+def _shown(arguments: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={json.dumps(value)}" for name, value in arguments.items())
 
 
 def _functions(directory: Path) -> list[DemoFunction]:
@@ -148,14 +132,7 @@ def _definition(name: str, description: str, kinds: dict[str, str]) -> dict[str,
     }
 
 
-def _message(said: str, calls: list[FunctionCall]) -> dict[str, Any]:
-    if not calls:
-        return {"role": "assistant", "content": said}
-    functions = [{"type": "function", "function": call._asdict()} for call in calls]
-    return {"role": "assistant", "content": said.partition(_START)[0], "tool_calls": functions}
-
-
-def _run(functions: dict[str, DemoFunction], call: FunctionCall) -> str:
+def _run(functions: dict[str, DemoFunction], call: ToolCall) -> str:
     if call.name not in functions:
         return f"error: there is no {call.name}"
     try:
