@@ -7,6 +7,7 @@ from typing import Any
 from mlx.nn.layers.quantized import quantize
 
 from tests.support.models import LLAMA, SLIDING, build_model
+from zmqengine.bench.models.small_models import ARCHITECTURES
 
 QWEN: dict[str, Any] = {key: value for key, value in LLAMA.items() if key != "model_type"}
 MOE: dict[str, Any] = {
@@ -51,6 +52,11 @@ FAMILY: dict[str, dict[str, Any]] = {
     "experts, not normalised": {**MOE, "norm_topk_prob": False},
     "some sparse layers": {**MOE, "num_hidden_layers": 4, "decoder_sparse_step": 2},
     "one dense layer": {**MOE, "num_hidden_layers": 3, "mlp_only_layers": [1]},
+    "gemma3": ARCHITECTURES["gemma3_text"],
+    "gemma4": ARCHITECTURES["gemma4_text"],
+    "gemma4, mixture": ARCHITECTURES["gemma4 mixture"],
+    "gpt_oss": ARCHITECTURES["gpt_oss"],
+    "glm4_moe": ARCHITECTURES["glm4_moe"],
 }
 # (bits, group size, mode) by name.
 PACKED: dict[str, tuple[int, int, str]] = {

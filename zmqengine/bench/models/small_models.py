@@ -69,6 +69,14 @@ HYBRID: dict[str, Any] = {
 }
 
 _BASE: dict[str, Any] = {key: value for key, value in LLAMA.items() if key != "model_type"}
+_GEMMA4: dict[str, Any] = {
+    **_BASE,
+    "model_type": "gemma4_text",
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 32,
+    "sliding_window_pattern": 2,
+}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "sliding window": SLIDING,
@@ -95,6 +103,66 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "sliding_window": 32,
         "sliding_window_pattern": 2,
         "query_pre_attn_scalar": 16,
+    },
+    # Inputs of each layer's own, and the last layers read the keys and values of earlier ones.
+    "gemma4_text": {
+        **_GEMMA4,
+        "num_hidden_layers": 6,
+        "num_kv_shared_layers": 2,
+        "vocab_size_per_layer_input": VOCAB_SIZE,
+        "hidden_size_per_layer_input": 16,
+    },
+    # A mixture beside the MLP, and values that are keys.
+    "gemma4 mixture": {
+        **_GEMMA4,
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 0,
+        "hidden_size_per_layer_input": 0,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 32,
+    },
+    # Sinks, windows of every second layer, and experts with biases.
+    "gpt_oss": {
+        **_BASE,
+        "model_type": "gpt_oss",
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "sliding_window": 32,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 64,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 512,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+        },
+    },
+    # A router by sigmoids with a bias for the choice, and an expert that takes every token.
+    "glm4_moe": {
+        **_BASE,
+        "model_type": "glm4_moe",
+        "head_dim": 16,
+        "num_hidden_layers": 3,
+        "moe_intermediate_size": 32,
+        "norm_topk_prob": True,
+        "n_group": 1,
+        "topk_group": 1,
+        "n_shared_experts": 1,
+        "n_routed_experts": 4,
+        "routed_scaling_factor": 1.5,
+        "num_experts_per_tok": 2,
+        "first_k_dense_replace": 1,
+        "use_qk_norm": True,
+        "attention_bias": True,
+        "partial_rotary_factor": 0.5,
+        "rope_scaling": None,
+        "tie_word_embeddings": False,
     },
     "phi3": {**_BASE, "model_type": "phi3"},
     "cohere2": {**_BASE, "model_type": "cohere2", "num_hidden_layers": 4, "sliding_window": 32},

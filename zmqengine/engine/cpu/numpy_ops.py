@@ -76,7 +76,7 @@ class NumpyOps(PlainOps):
             outputs.append(product if linear.bias is None else product + linear.bias)
         return outputs[0] if len(outputs) == 1 else np.concatenate(outputs, axis=-1)
 
-    def mlp(self, inputs: Array, mlp: Gated | Experts) -> Array:
+    def mlp(self, inputs: Array, mlp: Gated | Experts, router_inputs: Array = None) -> Array:
         """See `Ops`."""
         gate, up = np.split(self.product(inputs, *mlp.gate_up), 2, axis=-1)
         activated = np.negative(gate)

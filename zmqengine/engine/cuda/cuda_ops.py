@@ -69,12 +69,11 @@ class CudaOps(PlainOps):
             return plain_products.few_rows(inputs, linear.weight, gated=True)
         return super().gated(inputs, gate_up, activation)
 
-    def mixture(self, inputs: mx.array, mlp: Experts) -> mx.array:
+    def mixture(self, inputs: mx.array, logits: mx.array, mlp: Experts) -> mx.array:
         """See `PlainOps`."""
-        router = mlp.router.linear
-        if experts.supports(mlp) and inputs.dtype == router.dtype == mlp.down.dtype:
-            return experts.mixture(inputs, self.product(inputs, router), mlp)
-        return super().mixture(inputs, mlp)
+        if experts.supports(mlp) and inputs.dtype == logits.dtype == mlp.down.dtype:
+            return experts.mixture(inputs, logits, mlp)
+        return super().mixture(inputs, logits, mlp)
 
     def rotate(self, product: mx.array, heads: HeadShape, positions: Any) -> QKV:
         """See `Ops`. The kernel that writes keys and values into slots rotates them too, by one position a token."""

@@ -124,7 +124,7 @@ def _kernels_agree(
 ) -> bool:
     """Whether the decoder gives the logits of `reference` on `ops`, too."""
     share = 1.0
-    if parts_of(weights.layers, Experts):
+    if parts_of(weights.layers, Experts) and not weights.sources:
         # After all layers hardly a token has the same experts: one layer of each kind is compared, in most tokens.
         layers = tuple({kind_of(layer): layer for layer in weights.layers}.values())
         weights, share = weights._replace(layers=layers), _SHARE_OF_EXPERTS

@@ -65,8 +65,8 @@ class Ops(Protocol):
         """The outputs of `linears`, concatenated, [tokens, outputs]."""
         ...
 
-    def mlp(self, inputs: Any, mlp: Gated | Experts) -> Any:
-        """The output of an MLP, [tokens, dim]."""
+    def mlp(self, inputs: Any, mlp: Gated | Experts, router_inputs: Any = None) -> Any:
+        """The output of an MLP, [tokens, dim]. `router_inputs`: inputs of the router of experts, if not `inputs`."""
         ...
 
     def rotate(self, product: Any, heads: HeadShape, positions: Any) -> QKV:
@@ -155,11 +155,12 @@ class PlainOps:
         found = [self._variant(linear, inputs.shape[0])(inputs, linear) for linear in linears]
         return found[0] if len(found) == 1 else mx.concatenate(found, axis=-1)
 
-    def mlp(self, inputs: mx.array, mlp: Gated | Experts) -> mx.array:
+    def mlp(self, inputs: mx.array, mlp: Gated | Experts, router_inputs: mx.array | None = None) -> mx.array:
         """See `Ops`."""
         if isinstance(mlp, Gated):
             return self.product(self.gated(inputs, mlp.gate_up, mlp.activation), mlp.down)
-        outputs = self.mixture(inputs, mlp)
+        logits = self.product(inputs if router_inputs is None else router_inputs, mlp.router.linear)
+        outputs = self.mixture(inputs, logits, mlp)
         if mlp.shared is None:
             return outputs
         shared = self.mlp(inputs, mlp.shared)
@@ -225,10 +226,9 @@ class PlainOps:
             measured, name = next((pair for pair in names if rows <= pair[0]), names[-1])
         return self.variants(linear, measured)[name]
 
-    def mixture(self, inputs: mx.array, experts: Experts) -> mx.array:
-        """The sum of the chosen experts' outputs, weighted by the router, [tokens, dim]."""
-        router = experts.router
-        chosen, shares = routed(self.product(inputs, router.linear), router)
+    def mixture(self, inputs: mx.array, logits: mx.array, experts: Experts) -> mx.array:
+        """The sum [tokens, dim] of the outputs of experts, chosen and weighted by the router's `logits`."""
+        chosen, shares = routed(logits, experts.router)
         outputs = _each_expert(inputs, chosen, experts)
         return (outputs * shares[..., None]).sum(axis=-2).astype(outputs.dtype)
 

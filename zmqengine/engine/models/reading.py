@@ -64,15 +64,6 @@ def norm_of(module: Any) -> Norm:
     return Norm(module.weight, module.eps)
 
 
-def shifted_norm_of(module: Any) -> Norm:
-    """An RMS norm that multiplies by 1 + its weight."""
-    if type(module).__name__ != "RMSNorm":
-        raise Unsupported(f"a norm is a {type(module).__name__}")
-    weight = 1.0 + module.weight
-    mx.eval(weight)
-    return Norm(weight, module.eps)
-
-
 def query_key_norms(queries: Norm, keys: Norm, heads: int, key_heads: int) -> QueryKeyNorms:
     """The norms of the heads of queries and keys."""
     if queries.eps != keys.eps:
@@ -126,7 +117,7 @@ def joined(modules: Sequence[Any], *, in_columns: bool = False) -> tuple[Linear,
             module[name] = array[..., own] if name == "bias" else array[..., own, :]
             mx.eval(module[name])
     first = parts[0]
-    return (_with_view(Linear(bits=first.bits, group_size=first.group_size, mode=first.mode, **arrays)),)
+    return (with_view(Linear(bits=first.bits, group_size=first.group_size, mode=first.mode, **arrays)),)
 
 
 def put_in_columns(module: Any) -> None:
@@ -150,7 +141,7 @@ def _likeness(part: Linear) -> object:
 def linear_of(module: Any) -> Linear:
     """The weights of one of mlx-lm's products or embeddings."""
     if type(module) not in _QUANTISED:
-        return _with_view(Linear(module["weight"], bias=module.get("bias")))
+        return with_view(Linear(module["weight"], bias=module.get("bias")))
     return Linear(
         module["weight"],
         None,
@@ -163,7 +154,8 @@ def linear_of(module: Any) -> Linear:
     )
 
 
-def _with_view(linear: Linear) -> Linear:
+def with_view(linear: Linear) -> Linear:
+    """Weights with the view that a product needs, if it needs one."""
     # One view for all steps, instead of a new one in each.
     if linear.bits:
         return linear

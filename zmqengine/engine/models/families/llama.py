@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import mlx.core as mx
+
 from zmqengine.engine.models.architecture import Before, DecoderWeights, Stream
 from zmqengine.engine.models.layers import Experts, Gated, HeadShape, Linear, Norm, Router, Unsupported
 from zmqengine.engine.models.ops import Ops
@@ -83,27 +85,26 @@ def _layer(layer: Any, window: int | None, *, in_columns: bool) -> LlamaLayer:
     attention = layer.self_attn
     if in_columns:
         put_in_columns(attention.o_proj)
+    window = window if getattr(layer, "use_sliding", False) else None
+    return LlamaLayer(
+        norm_of(layer.input_layernorm),
+        joined([attention.q_proj, attention.k_proj, attention.v_proj], in_columns=in_columns),
+        heads_of(attention, layer.input_layernorm.weight.dtype, window),
+        linear_of(attention.o_proj),
+        norm_of(layer.post_attention_layernorm),
+        _experts(layer.mlp) if "switch_mlp" in layer.mlp else gated_of(layer.mlp, in_columns=in_columns),
+    )
+
+
+def heads_of(attention: Any, dtype: mx.Dtype, window: int | None = None) -> HeadShape:
+    """The shape of one of mlx-lm's modules of attention."""
     heads, key_heads = attention.n_heads, attention.n_kv_heads
     norms = None
     if "q_norm" in attention:
         norms = query_key_norms(norm_of(attention.q_norm), norm_of(attention.k_norm), heads, key_heads)
-    shape = HeadShape(
-        heads,
-        key_heads,
-        linear_of(attention.q_proj).outputs // heads,
-        attention.scale,
-        rotation_of(attention.rope),
-        norms,
-        window if getattr(layer, "use_sliding", False) else None,
-        layer.input_layernorm.weight.dtype,
-    )
-    return LlamaLayer(
-        norm_of(layer.input_layernorm),
-        joined([attention.q_proj, attention.k_proj, attention.v_proj], in_columns=in_columns),
-        shape,
-        linear_of(attention.o_proj),
-        norm_of(layer.post_attention_layernorm),
-        _experts(layer.mlp) if "switch_mlp" in layer.mlp else gated_of(layer.mlp, in_columns=in_columns),
+    dim = linear_of(attention.q_proj).outputs // heads
+    return HeadShape(
+        heads, key_heads, dim, attention.scale, rotation_of(attention.rope), norms, window, dtype
     )
 
 

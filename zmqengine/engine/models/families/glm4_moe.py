@@ -1,0 +1,69 @@
+"""GLM-4.x mixtures: Llama's layers with experts chosen by sigmoids, and one that takes every token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zmqengine.engine.models.architecture import DecoderWeights
+from zmqengine.engine.models.families.llama import LlamaLayer, heads_of
+from zmqengine.engine.models.layers import Experts, Gated, Linear, Router, Unsupported
+from zmqengine.engine.models.reading import (
+    expect_parts,
+    expect_products,
+    gated_of,
+    joined,
+    linear_of,
+    norm_of,
+    with_view,
+)
+
+MODULES = ("glm4_moe",)
+
+
+def read(model: Any, *, in_columns: bool = False) -> DecoderWeights:
+    """The weights of a model. See `families.read_weights`."""
+    inner = model.model
+    expect_parts(model, "model", "lm_head")
+    expect_parts(inner, "embed_tokens", "layers", "norm")
+    for layer in inner.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        norms = ("q_norm", "k_norm") if "q_norm" in attention else ()
+        expect_parts(layer, "input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
+        expect_parts(attention, "q_proj", "k_proj", "v_proj", "o_proj", "rope", *norms)
+        expect_products(attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
+        if "switch_mlp" in mlp:
+            expect_parts(mlp, "gate", "switch_mlp", optional=["shared_experts"])
+            if mlp.gate.n_group > 1 or mlp.sharding_group is not None:
+                raise Unsupported("experts are chosen by groups")
+            mlp = mlp.switch_mlp
+        expect_products(mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+    layers = tuple(map(_layer, inner.layers))
+    return DecoderWeights(
+        linear_of(inner.embed_tokens), layers, norm_of(inner.norm), linear_of(model.lm_head)
+    )
+
+
+def _layer(layer: Any) -> LlamaLayer:
+    attention = layer.self_attn
+    return LlamaLayer(
+        norm_of(layer.input_layernorm),
+        joined([attention.q_proj, attention.k_proj, attention.v_proj]),
+        heads_of(attention, layer.input_layernorm.weight.dtype),
+        linear_of(attention.o_proj),
+        norm_of(layer.post_attention_layernorm),
+        _experts(layer.mlp) if "switch_mlp" in layer.mlp else gated_of(layer.mlp),
+    )
+
+
+def _experts(mlp: Any) -> Experts:
+    gate, gated = mlp.gate, gated_of(mlp.switch_mlp)
+    router = Router(
+        with_view(Linear(gate.weight)),
+        gate.top_k,
+        "sigmoid",
+        normalised=gate.norm_topk_prob and gate.top_k > 1,
+        bias=gate.e_score_correction_bias,
+        scale=float(gate.routed_scaling_factor),
+    )
+    shared: Gated | None = gated_of(mlp.shared_experts) if "shared_experts" in mlp else None
+    return Experts(router, gated.gate_up, gated.down, shared=shared)
