@@ -6,9 +6,10 @@ import logging
 from collections.abc import Callable
 
 import pytest
+from msgspec import structs
 
 from tests.worker.harness import FrontEnd, Harness
-from zmqengine.engine.fake.fake_engine import FakeEngine, FakeEngineConfig
+from zmqengine.engine.fake.fake_engine import FakeEngine, FakeEngineConfig, FakeFault
 from zmqengine.engine.fake.fake_tokenizer import fake_tokenizer_json
 from zmqengine.engine.interface import RowDivergence
 from zmqengine.worker.scheduler.memory_ledger import WORKSPACE_SHARE
@@ -63,6 +64,28 @@ def test_a_session_that_says_hello_again_has_its_prompts(make_harness: Make) -> 
     assert cached(first, "a") == 0
     again = harness.front_end(secret=first.secret)
     assert cached(again, "b") == 49
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Caused GPU Timeout Error (00000002:kIOGPUCommandBufferCallbackErrorTimeout)", 49),
+        ("Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)", 0),
+    ],
+)
+def test_what_is_cached_outlives_a_step_that_took_too_long(
+    make_harness: Make, text: str, expected: int
+) -> None:
+    """Not one that found no memory, which cached prompts hold."""
+    message = f"[METAL] Command buffer execution failed: {text}"
+    fault = FakeFault(place="next", action="raise", index=200, message=message)
+    harness = make_harness(structs.replace(ENGINE, faults=(fault,)))
+    front_end = harness.front_end()
+    assert cached(front_end, "a") == 0
+    front_end.accepted("long", [3] * 10, max_tokens=400)
+    front_end.wait_for_end("long")
+    assert harness.actor.counters.engine_failures == 1
+    assert cached(front_end, "b") == expected
 
 
 def test_a_pinned_prompt_outlives_others(make_harness: Make) -> None:

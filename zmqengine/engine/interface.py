@@ -325,9 +325,9 @@ class Engine(Protocol):
         """
         ...
 
-    def reset(self) -> None:
+    def reset(self, *, keep_prompts: bool = False) -> None:
         """Drop every row, parked ones too, and all state of the batch. The model stays loaded; the prefix cache is
-        emptied."""
+        emptied, or with `keep_prompts` holds what was computed for sure before the step that failed."""
         ...
 
     def shrink_chunk(self) -> int:

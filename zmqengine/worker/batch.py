@@ -241,7 +241,7 @@ class Batch:
                 f"{config.engine_failures_max + 1} engine failures in "
                 f"{config.engine_failures_window_s:g} s, the last one: {error}"
             ) from error
-        self._reset()
+        self._reset(keep_prompts=fault is not None and fault.keeps_prompts)
         scheduler.free_all()
         for request in guilty:
             self._lifecycle.end(request, "error", f"generating this request failed: {error}")
@@ -262,12 +262,12 @@ class Batch:
         log.warning("smaller prefill chunks", extra={"tokens_max": self._chunk_tokens})
         return before != self._chunk_tokens
 
-    def _reset(self) -> None:
+    def _reset(self, *, keep_prompts: bool) -> None:
         if self._generator is None:
             # Every row has left it.
             return
         try:
-            self._generator.reset()
+            self._generator.reset(keep_prompts=keep_prompts)
         except Exception as second:
             raise EngineBroken(f"the engine could not be reset: {second}") from second
 

@@ -78,6 +78,20 @@ def test_after_a_restart_only_tails_are_read(models: dict[str, Any], name: str, 
     tier(second).close()
 
 
+def test_blocks_that_outlive_a_failed_step_are_still_saved(models: dict[str, Any], tmp_path: Path) -> None:
+    """And none that did not."""
+    model, prompt = models["llama"], prompt_of(1, 430)
+    first = on_disk(model, tmp_path)
+    answer(first, prompt)
+    answer(first, prompt_of(2, 300))
+    first.reset(keep_prompts=True)
+    tier(first).close(CLOSE_S)
+    second = on_disk(model, tmp_path)
+    assert restore(second, prompt) == 429
+    assert restore(second, prompt_of(2, 300), "other") < 299
+    tier(second).close()
+
+
 def test_the_same_prompt_again_is_not_read_at_all(models: dict[str, Any], tmp_path: Path) -> None:
     """Its last block was written with the answer in it. Another prompt that only begins like it gets what they share,
     and the tokens of a cold engine."""

@@ -67,7 +67,7 @@ class Life:
 
     def operate(self) -> None:
         kind = self.draw.choices(
-            ["insert", "step", "remove", "park", "limit", "reset"], [5, 12, 1, 2, 1, 0.1]
+            ["insert", "step", "remove", "park", "limit", "reset"], [5, 12, 1, 2, 1, 0.3]
         )[0]
         alive = self.alive()
         if kind == "insert":
@@ -92,7 +92,7 @@ class Life:
             self.limit = self.draw.choice([0, self.bytes_max // 3, self.bytes_max, self.bytes_max])
             self.engine.limit_prompt_cache(self.limit)
         elif kind == "reset":
-            self.engine.reset()
+            self.engine.reset(keep_prompts=self.draw.random() < 0.8)
         self.check()
 
     def check(self) -> None:

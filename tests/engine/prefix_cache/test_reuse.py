@@ -166,6 +166,60 @@ def test_reset_forgets_all(model):
     assert generate(engine, tokens(60))[1] == 0
 
 
+@pytest.mark.parametrize("shape", KINDS)
+def test_a_step_that_fails_takes_none_of_the_blocks_before_it(models, shape, monkeypatch):
+    """Omlx #1387: on Metal a step of a long prompt may run out of time, and all before would be read again."""
+    model = models[shape]
+    engine = make_engine(model)
+    prompt = tokens(200)
+    answer, _ = generate(engine, prompt)
+    generate(engine, tokens(70, 5))
+    engine.insert(
+        [RowRequest(1, prompt + answer + tokens(100, 1), COUNT), RowRequest(2, tokens(90, 9), COUNT)]
+    )
+
+    def fails(result):
+        if engine._in_flight is not None:
+            raise RuntimeError("[METAL] Command buffer execution failed")
+
+    for seed in (2, 3):
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "_land", fails)
+            with pytest.raises(RuntimeError, match="METAL"):
+                step(engine, Run())
+        engine.reset(keep_prompts=True)
+        longer = prompt + answer + tokens(30, seed)
+        again, cached = generate(engine, longer)
+        assert cached >= 200 + COUNT - 1
+        assert again == greedy(model, longer, COUNT)
+        engine.insert([RowRequest(3, longer + tokens(30, 7), COUNT)])
+
+
+@pytest.mark.parametrize("shape", KINDS)
+def test_blocks_whose_copies_a_failed_step_may_have_lost_are_dropped(models, shape):
+    """Those of a row that has just ended are copied while the next step waits. What came before stays. A pin loses its
+    blocks."""
+    model = models[shape]
+    engine = make_engine(model)
+    answer, _ = generate(engine, tokens(200))
+    longer = tokens(200) + answer + tokens(100, 1)
+    engine.insert([RowRequest(1, longer, 1, pin=True)])
+    run = finish(engine)
+    assert run.cached(1) == 200 + COUNT - 1
+    store = engine._store
+    before = {node.block.key for node in store.pool.index}
+    engine.reset(keep_prompts=True)
+    after = {node.block.key for node in store.pool.index}
+    assert 0 < len(after) < len(before)
+    assert store.pool.bytes == sum(node.block.bytes for node in store.pool.index)
+    assert all(node.is_kept for path in store.pool._pinned.values() for node in path)
+    assert store.pool._pinned == {} or not store.pool.cut_anywhere
+    again, cached = generate(engine, longer)
+    # A longer block, which is gone, had replaced the last one of the first turn. States are copied a step before.
+    assert cached == (192 if store.pool.cut_anywhere else len(longer) - 1)
+    assert again == greedy(model, longer, COUNT)
+
+
 def test_kept_caches_hold_nothing_lazy(model):
     """omlx #1437, #1423: they are evaluated on the engine's thread, so another thread may read their bytes."""
     engine = make_engine(model)

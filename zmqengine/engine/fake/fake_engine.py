@@ -247,12 +247,12 @@ class FakeEngine:
         self._strike("park", parked)
         return self._prompt_cache.park(row, parked.tokens, parked.reusable, parked.request.cache_scope)
 
-    def reset(self) -> None:
+    def reset(self, *, keep_prompts: bool = False) -> None:
         """Drop every row."""
         self._record("reset", self._rows)
         self._rows.clear()
         self._texts.clear()
-        self._prompt_cache.clear()
+        self._prompt_cache.clear(keep_prompts=keep_prompts)
         self._seen.clear()
         self._strike("reset")
 

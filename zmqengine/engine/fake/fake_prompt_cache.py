@@ -103,7 +103,8 @@ class FakePromptCache:
         while self._parked and self.parked_bytes > self._bytes_max:
             self._parked.popitem(last=False)
 
-    def clear(self) -> None:
-        """Drop everything."""
-        self._prompts.clear()
+    def clear(self, *, keep_prompts: bool = False) -> None:
+        """Drop parked rows, and prompts unless they are kept."""
+        if not keep_prompts:
+            self._prompts.clear()
         self._parked.clear()

@@ -23,17 +23,19 @@ a minute ends it."""
 
 
 class DeviceError(NamedTuple):
-    """A kind of failure: a part of the error's text, a name for people, and the remedy."""
+    """A kind of failure: a part of the error's text, a name for people, the remedy, and whether the memory of cached
+    prompts would not help."""
 
     text: str
     name: str
     remedy: Remedy
+    keeps_prompts: bool = False
 
 
 DEVICE_ERRORS = (
     # Time: the same chunk would fail in the next process too.
-    DeviceError("CallbackErrorTimeout", "timeout", "once"),
-    DeviceError("ImpactingInteractivity", "impacting interactivity", "repeat"),
+    DeviceError("CallbackErrorTimeout", "timeout", "once", keeps_prompts=True),
+    DeviceError("ImpactingInteractivity", "impacting interactivity", "repeat", keeps_prompts=True),
     # Memory. 499,000 is Metal's limit on the number of buffers.
     DeviceError("CallbackErrorOutOfMemory", "out of memory", "repeat"),
     DeviceError("Resource limit (", "too many buffers", "repeat"),

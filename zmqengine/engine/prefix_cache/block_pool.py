@@ -24,7 +24,7 @@ class LowerTier:
         """Blocks, each the parent of the next, leave memory. Their arrays are computed."""
 
     def on_clear(self) -> None:
-        """Memory was emptied; its blocks may have been invalid."""
+        """Memory was emptied, as its blocks may be invalid; `on_add` follows for those that are not."""
 
 
 class BlockPool:
@@ -123,6 +123,26 @@ class BlockPool:
         self._awaited.clear()
         self.version += 1
         self.bytes = self.buffers = 0
+
+    def drop(self, keys: Iterable[bytes]) -> None:
+        """Drop blocks that may be invalid and those that follow them, held ones too."""
+        lost = [node for key in keys if (node := self.index.get(key)) is not None]
+        for node in lost:
+            lost += self.index.following(node.block.key)
+        if not lost:
+            return
+        dropped = set(lost)
+        for last in [last for last, path in self._pinned.items() if not dropped.isdisjoint(path)]:
+            self._release(self._pinned.pop(last))
+        for request in [request for request, path in self._awaited.items() if not dropped.isdisjoint(path)]:
+            self.release(request)
+        for node in sorted(dropped, key=lambda node: node.block.end, reverse=True):
+            self._remove(node)
+            if node.parent is not None and node.parent not in dropped:
+                self._order.enter(node.parent)
+        self.tier.on_clear()
+        for node in self.index:
+            self.tier.on_add(node.block)
 
     # --- blocks that stay ---
 

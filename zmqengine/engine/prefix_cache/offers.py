@@ -44,6 +44,11 @@ class Offer:
         return arrays if self.checkpoint is None else [*arrays, *self.checkpoint.arrays]
 
 
+def arrays_of(offers: Sequence[Offer]) -> list[Any]:
+    """Arrays of all offers."""
+    return [array for offer in offers for array in offer.arrays()]
+
+
 def make_offer(
     row: Row,
     begin: int,

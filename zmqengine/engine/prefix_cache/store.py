@@ -23,7 +23,7 @@ from zmqengine.engine.prefix_cache.block import (
 )
 from zmqengine.engine.prefix_cache.block_pool import BlockPool
 from zmqengine.engine.prefix_cache.index import Match, Node
-from zmqengine.engine.prefix_cache.offers import Offer, make_offer
+from zmqengine.engine.prefix_cache.offers import Offer, arrays_of, make_offer
 from zmqengine.engine.prefix_cache.parked_rows import ParkedRow, ParkedRows
 from zmqengine.engine.row import Row
 
@@ -90,7 +90,9 @@ class PrefixCache:
         self._offers: dict[Offer, None] = {}
         # Counts changes of `_offers`.
         self._offers_version = 0
-        self._unsettled: list[mx.array] = []
+        self._unsettled: list[Offer] = []
+        # Those whose copies the device may not have computed yet.
+        self._in_doubt: dict[Offer, None] = {}
 
     @property
     def byte_count(self) -> int:
@@ -180,7 +182,8 @@ class PrefixCache:
         if offer.bytes > self.bytes_max - self.parked.bytes:
             self.counts["refused_too_long"] += 1
             return None
-        self._unsettled += offer.arrays()
+        self._unsettled.append(offer)
+        self._in_doubt[offer] = None
         self._offers[offer] = None
         self._offers_version += 1
         self._make_room()
@@ -276,13 +279,18 @@ class PrefixCache:
 
     # --- memory ---
 
-    def settle(self) -> list[mx.array]:
+    def settle(self) -> list[Offer]:
         """Start computing the copies, so that no block keeps other arrays alive, or is lazy in another thread; returns
-        them."""
-        copies, self._unsettled = self._unsettled, []
-        if copies:
-            mx.async_eval(copies)  # type: ignore[no-untyped-call]
-        return copies
+        them, for `note_computed`."""
+        offers, self._unsettled = self._unsettled, []
+        if offers:
+            mx.async_eval(arrays_of(offers))  # type: ignore[no-untyped-call]
+        return offers
+
+    def note_computed(self, offers: Sequence[Offer]) -> None:
+        """Note that the device has computed these copies: no later failure of it concerns them."""
+        for offer in offers:
+            self._in_doubt.pop(offer, None)
 
     def limit(self, bytes_max: int) -> int:
         """Lower or raise `bytes_max`, up to the first one; returns the bytes freed."""
@@ -294,10 +302,30 @@ class PrefixCache:
     def clear(self) -> None:
         """Drop everything."""
         self.pool.clear()
+        self._forget_rows()
+
+    def drop_doubtful(self) -> None:
+        """Drop all that a failed step may have left without numbers: parked rows, offers, and blocks whose copies are
+        not known to be computed."""
+        doubtful = []
+        for offer in self._in_doubt:
+            doubtful += [block.key for block in offer.blocks if self._holds(block.key, block.arrays)]
+            if offer.checkpoint is not None and self._holds(offer.key, offer.checkpoint):
+                doubtful.append(offer.key)
+        self.pool.drop(doubtful)
+        self._forget_rows()
+
+    def _holds(self, key: bytes, part: object) -> bool:
+        """Whether the block of `key` has these very arrays, or this checkpoint."""
+        node = self.pool.index.get(key)
+        return node is not None and (node.block.arrays is part or node.block.checkpoint is part)
+
+    def _forget_rows(self) -> None:
         self._offers.clear()
         self._offers_version += 1
         self.parked.clear()
         self._unsettled = []
+        self._in_doubt.clear()
 
     def numbers(self) -> dict[str, int]:
         """Figures for `status`."""

@@ -33,6 +33,7 @@ from zmqengine.engine.options import EngineOptions
 from zmqengine.engine.prefix_cache.block import salt_of
 from zmqengine.engine.prefix_cache.branches import branches
 from zmqengine.engine.prefix_cache.disk.tier import DiskTier, open_tier
+from zmqengine.engine.prefix_cache.offers import Offer, arrays_of
 from zmqengine.engine.prefix_cache.parked_rows import ParkedRow
 from zmqengine.engine.prefix_cache.store import Hit, PrefixCache
 from zmqengine.engine.row import Row, SampledToken, constraint_failure
@@ -130,8 +131,8 @@ class MlxEngine:
         # The rows in decode, as the speculator saw them last.
         self._polled_rows: list[Row] = []
         self._in_flight: Step | None = None
-        # Copies out of caches that were started since the last launch.
-        self._copies: list[mx.array] = []
+        # Offers whose copies out of caches were started since the last launch.
+        self._copies: list[Offer] = []
         # Rows that ended in the step that landed last.
         self._ended: list[Row] = []
         # Whether the last step was a verify block.
@@ -358,10 +359,13 @@ class MlxEngine:
         """Start a step, and sample unless masks must wait."""
         if not self._runner.launches_ahead and self._copies:
             # Before slots are written: see `engine/kv`.
-            mx.eval(self._copies)
-        self._copies = []
+            mx.eval(arrays_of(self._copies))
+            self._store.note_computed(self._copies)
+            self._copies = []
         if step is None:
             return
+        # The device computes them before the step.
+        step.copies, self._copies = self._copies, []
         outputs = step.outputs
         assert outputs is not None
         if step.rows and not step.is_masked:
@@ -409,6 +413,7 @@ class MlxEngine:
         if step is None:
             return
         landed = step.land(result)
+        self._store.note_computed(step.copies)
         for row, offer in step.offers:
             if row in landed.doubtful:
                 self._store.withdraw(offer)
@@ -612,11 +617,15 @@ class MlxEngine:
             self._store.prove(parked)
         return self._store.park(ParkedRow.of(parked, sampled))
 
-    def reset(self, *, keep_buffers: bool = False) -> None:
-        """Drop every row and all state of the batch. The prompt cache is emptied, as it may hold what failed."""
+    def reset(self, *, keep_prompts: bool = False, keep_buffers: bool = False) -> None:
+        """Drop every row and all state of the batch. The prompt cache is emptied, as it may hold what failed; with
+        `keep_prompts` blocks stay that were computed before."""
         for row in self._rows.values():
             row.keep_matcher()
-        self._store.clear()
+        if keep_prompts:
+            self._store.drop_doubtful()
+        else:
+            self._store.clear()
         self._runner.clear()
         if self._seeing is not None:
             self._seeing.clear()

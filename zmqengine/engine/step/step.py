@@ -70,7 +70,8 @@ class Step:
     """One step of `pieces`. `rows` are those that sample, in the order of their pieces: first the `decoding` ones.
 
     `block`: draft tokens of the rows in decode; None for a plain step. `offers`: blocks for the prefix cache, which the
-    logit of their row validates. `texts`: pooled states of texts.
+    logit of their row validates. `copies`: those that the device copies before this step. `texts`:
+    pooled states of texts.
     """
 
     pieces: list[RowPiece]
@@ -81,6 +82,7 @@ class Step:
     sampled: Sampled | None = None
     forced: list[Forced] = field(default_factory=list)
     offers: list[tuple[Row, Offer]] = field(default_factory=list)
+    copies: list[Offer] = field(default_factory=list)
     texts: list[tuple[list[Row], mx.array]] = field(default_factory=list)
 
     @property
