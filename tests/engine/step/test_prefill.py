@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
-from tests.support.engines import Run, finish, greedy, make_engine, step
+from tests.support.engines import Run, finish, greedy, make_engine, runner_of, step
+from tests.support.models import VOCAB_SIZE
 from zmqengine.engine.interface import RowRequest
 
 
@@ -51,6 +54,29 @@ def test_prompts_of_unlike_lengths_share_a_step(model):
     result = engine.next()
     assert [(prefill.row, prefill.done) for prefill in result.prefills] == [(2, 80)]
     assert sorted(token.row for token in result.tokens) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("shape", ["mamba", "sliding"])
+def test_pieces_for_code_of_mlx_lm_have_few_lengths(models, shape, monkeypatch):
+    """MLX #3964: functions under `mx.compile` keep a trace of each shape. Prompts of all lengths, also beside a row in
+    decode and behind a cached prefix, make the tokens that they would have made."""
+    runner = runner_of(models[shape], "mlx-lm")
+    engine = make_engine(runner, prefill_chunk=100, prefill_chunk_idle=200)
+    call, lengths = runner._call, []
+    monkeypatch.setattr(
+        engine._runner, "_call", lambda piece, *rest: lengths.append(piece.count) or call(piece, *rest)
+    )
+    draw = random.Random(1)
+    prompts = [[draw.randrange(5, VOCAB_SIZE) for _ in range(draw.randrange(2, 250))] for _ in range(9)]
+    prompts += [[*prompt[: len(prompt) // 2], 7, 8, 9] for prompt in prompts]
+    for number, prompt in enumerate(prompts):
+        assert engine.insert([RowRequest(number, prompt, 3)]) == []
+        if number % 3 == 2:
+            run = finish(engine)
+            assert run.ids(number) == greedy(models[shape], prompt, 3)
+    finish(engine)
+    assert all(length < 64 or length % 64 == 0 for length in lengths)
+    assert max(lengths) == 192
 
 
 def test_the_pace_learns_from_the_steps_that_decode(model, monkeypatch):

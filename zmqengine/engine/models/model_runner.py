@@ -126,6 +126,10 @@ class ModelRunner(Protocol):
         """
         ...
 
+    def cut(self, tokens: int) -> int:
+        """Tokens of the next piece of a prompt, of which `tokens` may be computed now."""
+        ...
+
     def project_bytes(self, tokens: int) -> int:
         """Maximum bytes of the cache of a row of `tokens`, without padding."""
         ...

@@ -111,6 +111,10 @@ class SlotRunner:
             embeddings=self._own(embeddings), deep=list(map(self._own, deep)), positions=positions
         )
 
+    def cut(self, tokens: int) -> int:
+        """All of them."""
+        return tokens
+
     # --- memory ---
 
     def project_bytes(self, tokens: int) -> int:

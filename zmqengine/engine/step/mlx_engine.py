@@ -292,6 +292,7 @@ class MlxEngine:
             # As many logits at once as a step of all rows has.
             stops.append(first if start < first else start + self.rows_max)
         end = min(end, *stops) if stops else end
+        end = start + self._runner.cut(end - start)
         scored = (first - start, end - start) if scores and start >= first else (0, 0)
         if scores and end == row.prefill_tokens:
             # The last token predicts what is sampled.
