@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.engines import make_engine
+from tests.support.engines import make_engine, runner_of
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.load import warm_up
+from zmqengine.engine.models.few_sizes import few_sizes
 
 
 def test_an_engine_is_as_new_after_it(model):
@@ -48,13 +49,30 @@ def test_it_ends_when_time_is_up(model):
 
 @pytest.mark.parametrize(("rows_max", "context"), [(1, 64), (32, 4096), (48, 130)])
 def test_its_rounds_fit(rows_max, context):
-    """Every number of rows by powers of two, every kind of sampling, and no prompt past the context."""
+    """Every kind of sampling, and no prompt past the context."""
     rounds = list(warm_up.plan(rows_max, 2048, context))
     assert all(1 <= tokens <= context for one in rounds for tokens in one.prompts)
     assert max(len(one.prompts) for one in rounds) <= max(rows_max, 1)
     assert all(any(one.sampling == kind for one in rounds) for kind in warm_up.KINDS)
-    if rows_max == 32:
-        assert {len(one.prompts) for one in rounds} >= {1, 2, 4, 8, 16, 32}
+    assert all(one.tokens_of(row) <= warm_up._TOKENS_MAX for one in rounds for row in range(len(one.prompts)))
+
+
+@pytest.mark.parametrize("kind", ["auto", "mlx-lm"])
+def test_it_steps_every_number_of_rows_that_a_step_is_padded_to(model, monkeypatch, kind):
+    """Else a kernel is compiled, or a shape traced, while people wait."""
+    runner = runner_of(model, kind)
+    engine = make_engine(runner, rows_max=40)
+    forward, numbers = runner.forward, set()
+
+    def watched(pieces, *rest):
+        if all(piece.samples and piece.count == 1 for piece in pieces):
+            numbers.add(len(pieces))
+        return forward(pieces, *rest)
+
+    monkeypatch.setattr(runner, "forward", watched)
+    engine.warm_up(600.0, lambda fraction: None)
+    engine.close()
+    assert numbers >= {*range(1, 9), *map(few_sizes, range(9, 41))}
 
 
 def test_what_is_met_once_is_no_measurement(model, monkeypatch):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count, pairwise
 from typing import NamedTuple
 
 from zmqengine.engine.interface import Engine, RowRequest, Sampling
+from zmqengine.engine.models.few_sizes import few_sizes
 from zmqengine.engine.sampling.draw import SAMPLED
 from zmqengine.engine.sampling.penalties import PENALISED
 
@@ -16,8 +17,12 @@ log = logging.getLogger("zmqengine.engine")
 
 PLAIN = Sampling()
 KINDS = (*SAMPLED, PENALISED)
-# Decode steps of each round.
-_STEPS = 4
+# Decode steps of each round, and of each number of rows on its way down.
+_STEPS, _STEPS_ON_THE_WAY = 4, 2
+# Rows of the rounds: each passes all numbers of rows that a step is padded to, down to the one before.
+_ROWS = (8, 32, 128, 256)
+# Most tokens that a row of these makes.
+_TOKENS_MAX = 18
 # Rows of a round that tries a kind of sampling.
 _ROWS_FOR_KINDS = 4
 # A shorter measurement is repeated: one-time work dominates the first.
@@ -25,12 +30,22 @@ _SHORT_S = 1.0
 
 
 class Round(NamedTuple):
-    """Rows that prefill and decode a few tokens together."""
+    """Rows that prefill and decode a few tokens together.
+
+    `in_turn`: they come one after the other. `on_the_way`: numbers of rows, below all of them, that decode a few tokens
+    when the others have ended.
+    """
 
     prompts: tuple[int, ...]
     sampling: Sampling = PLAIN
     logprobs: int | None = None
     in_turn: bool = False
+    on_the_way: Sequence[int] = ()
+
+    def tokens_of(self, row: int) -> int:
+        """Tokens that a row makes."""
+        later = sum(row < count for count in self.on_the_way)
+        return _STEPS + (len(self.prompts) if self.in_turn else 0) + _STEPS_ON_THE_WAY * later
 
 
 _PLAIN_ROUND = Round(())
@@ -54,7 +69,7 @@ def warm_up(
     Returns the measured speed; None if time was up before. Raises what the engine raises.
     """
     until_s = time.perf_counter() + seconds_max
-    context = engine.info.context_tokens - _STEPS - 2
+    context = engine.info.context_tokens - _TOKENS_MAX - 2
     rounds, ids = list(plan(engine.rows_max, chunk, context)), count(-2, -1)
     for done, one in enumerate(rounds):
         if time.perf_counter() > until_s:
@@ -71,17 +86,22 @@ def plan(rows_max: int, chunk: int, context: int) -> Iterator[Round]:
     """The rounds, the most common ones first."""
     yield Round((_within(24, context),))
     yield Round((_within(64, context),), SAMPLED[0])
-    sizes = [rows for rows in (2, 4, 8, 16, 32, 64, 128, 256) if rows <= rows_max]
-    for rows in sizes:
+    below = 1
+    for rows in sorted({min(rows, rows_max) for rows in _ROWS} - {1}):
         # Rows of unlike lengths are padded, and leave gaps when they end.
-        yield Round(tuple(_within(40 + index % 5, context) for index in range(rows)), in_turn=rows <= 8)
+        prompts = tuple(_within(40 + index % 5, context) for index in range(rows))
+        between = sorted({few_sizes(count) for count in range(below + 1, rows)} - {rows})
+        # Rows that came in turn end in turn.
+        in_turn = rows <= _ROWS[0]
+        yield Round(prompts, in_turn=in_turn, on_the_way=() if in_turn else between)
+        below = rows
     for kind in KINDS:
         yield Round(
             tuple(_within(20 + index, context) for index in range(min(_ROWS_FOR_KINDS, rows_max))), kind
         )
     yield Round((_within(20, context),), PLAIN, logprobs=5)
-    if sizes:
-        yield Round((_within(30, context),) * sizes[-1], SAMPLED[0])
+    if rows_max > 1:
+        yield Round((_within(30, context),) * min(rows_max, _ROWS[-1]), SAMPLED[0])
     for tokens in (256, chunk, 2 * chunk + 40):
         yield Round((_within(tokens, context),))
 
@@ -92,9 +112,8 @@ def _within(tokens: int, context: int) -> int:
 
 def _run(engine: Engine, one: Round, ids: Iterator[int], until_s: float) -> None:
     started_s = time.perf_counter()
-    tokens_max = _STEPS + (len(one.prompts) if one.in_turn else 0)
     rows = [
-        _request(next(ids), index, tokens, tokens_max, engine.info.vocab_size, one)
+        _request(next(ids), index, tokens, one.tokens_of(index), engine.info.vocab_size, one)
         for index, tokens in enumerate(one.prompts)
     ]
     try:
