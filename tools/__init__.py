@@ -4,5 +4,5 @@ sync_half.py           the threaded half of the client, from the asyncio half
 phase_drawings.py      the client's phases, from their tables
 module_graph.py        the imports among modules
 pages.py               pages with generated parts
-http_fields.py         the table of request fields, printed to be pasted
+http_fields.py         the table of request fields in docs/http-clients.md
 """

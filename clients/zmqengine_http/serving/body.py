@@ -52,9 +52,9 @@ def ignored(name: str, note: str) -> Field:
     return Field(name, "ignored", note)
 
 
-def reported(name: str, note: str) -> Field:
-    """A field that is accepted, has no effect, and is named in the response's header."""
-    return Field(name, "reported", note)
+def reported(name: str, note: str, *neutral: object) -> Field:
+    """A field that is accepted, has no effect, and is named in the response's header unless it has a neutral value."""
+    return Field(name, "reported", note, neutral)
 
 
 def foreign(name: str, note: str = "", *neutral: object) -> Field:
@@ -76,8 +76,8 @@ class Body(Generic[RequestT]):
 
     A null counts as absent. An unknown field is a 400 that names it, or ignored with `unknown_ignored`.
     `translate` may rename fields of the document before they are looked up, and returns by which names the client
-    sent them; `prepare` may modify it before conversion; `check` raises `ApiError` for constraints that the
-    struct cannot express.
+    sent them; `synonyms` are those that it knows; `prepare` may modify it before conversion; `check` raises `ApiError`
+    for constraints that the struct cannot express.
     """
 
     def __init__(
@@ -85,6 +85,7 @@ class Body(Generic[RequestT]):
         kind: type[RequestT],
         fields: Sequence[Field] = (),
         *,
+        synonyms: Mapping[str, str] = {},
         translate: Callable[[dict[str, object]], Mapping[str, str]] = lambda body: {},
         prepare: Callable[[dict[str, object]], None] = lambda body: None,
         check: Callable[[RequestT], None] = lambda request: None,
@@ -92,10 +93,11 @@ class Body(Generic[RequestT]):
     ) -> None:
         self.kind = kind
         self.fields = {field.name: field for field in fields}
+        self.synonyms = synonyms
         self._translate = translate
         self._prepare = prepare
         self._check = check
-        self._unknown_ignored = unknown_ignored
+        self.unknown_ignored = unknown_ignored
         # Computed once: every field of every request is looked up.
         self._supported = frozenset(self.supported)
         types = {field.name: msgspec.inspect.type_info(field.type) for field in msgspec.structs.fields(kind)}
@@ -114,7 +116,7 @@ class Body(Generic[RequestT]):
     def read_document(self, given: dict[str, object], *, ignore_unknown: bool = False) -> ReadBody[RequestT]:
         """Convert a decoded body, which may be modified. Raises a 400 that names the invalid field."""
         sent = self._translate(given)
-        body, ignored = self._accepted(given, ignore_unknown or self._unknown_ignored)
+        body, ignored = self._accepted(given, ignore_unknown or self.unknown_ignored)
         self._prepare(body)
         try:
             request = msgspec.convert(body, self.kind)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,14 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.http.front import Front, Reply, call, chat, get, post, serving, wait_until
-from tools.http_fields import GENERATING, markdown_table
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.testing import FakeWorker
 from zmqengine_http import HttpConfig
 from zmqengine_http.apis.chat_completions.request import CHAT_BODY
 from zmqengine_http.apis.completions.request import COMPLETION_BODY
 from zmqengine_http.endpoints import ENDPOINTS
-from zmqengine_http.serving.body import Field
 
 EXAMPLES = int(os.environ.get("ZMQENGINE_TEST_EXAMPLES", "15"))
 STATUSES = {200, 400, 404, 405, 413, 504}  # 504: a deadline_ms of a moment can pass.
@@ -35,49 +32,6 @@ def front() -> Iterator[Front]:
         serving(HttpConfig(workers=(worker.address,), default_temperature=0)) as front,
     ):
         yield front
-
-
-def test_the_table_in_the_docs_is_that_of_the_code() -> None:
-    """`python -m tools.http_fields` prints it."""
-    page = (Path(__file__).parents[3] / "docs/http-clients.md").read_text()
-    table = page.partition("<!-- openai-table:begin -->\n")[2].partition("<!-- openai-table:end -->")[0]
-    assert table == markdown_table(GENERATING)
-
-
-def test_every_field_of_the_official_client_is_known() -> None:
-    """No parameter that OpenAI's own package can send is unknown to us, and none is known twice."""
-    pytest.importorskip("openai")
-    from openai.types import completion_create_params
-    from openai.types.chat import completion_create_params as chat_create_params
-
-    for body, official in (
-        (CHAT_BODY, chat_create_params.CompletionCreateParamsBase),
-        (COMPLETION_BODY, completion_create_params.CompletionCreateParamsBase),
-    ):
-        assert set(official.__annotations__) <= {*body.supported, *body.fields}
-        assert not set(body.supported) & set(body.fields)
-
-
-REFUSED = [
-    (path, body, field)
-    for path, body, fields in (
-        ("/v1/chat/completions", chat(), CHAT_BODY.fields),
-        ("/v1/completions", {"prompt": "a"}, COMPLETION_BODY.fields),
-    )
-    for field in fields.values()
-    if field.fate == "refused"
-]
-
-
-@pytest.mark.parametrize(("path", "body", "field"), REFUSED, ids=lambda value: getattr(value, "name", ""))
-def test_a_refused_field_is_refused_unless_it_asks_for_nothing(
-    front: Front, path: str, body: dict[str, Any], field: Field
-) -> None:
-    """By name."""
-    reply = post(front, path, {**body, field.name: {"some": "thing"}})
-    assert (reply.status, reply.error["param"]) == (400, field.name)
-    for neutral in (None, *field.neutral):
-        assert post(front, path, {**body, field.name: neutral}).status == 200
 
 
 def test_every_endpoint_is_described(front: Front) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct, field
 
 from zmqengine.protocol.messages import TOKEN_ID_MAX, CacheScope, MaxTokens, TokenIndex
-from zmqengine_http.serving.body import Body, ignored
+from zmqengine_http.serving.body import Body, ignored, reported
 
 
 class Block(Struct, frozen=True):
@@ -113,13 +113,16 @@ class MessagesRequest(CountRequest, frozen=True, kw_only=True):
 
 _OF_ANTHROPIC = (
     ignored("cache_control", "the worker caches what it can"),
-    ignored("container", "tools of the server are left out"),
-    ignored("context_management", "the client's messages are taken as they are"),
-    ignored("mcp_servers", "tools of the server are left out"),
-    ignored("service_tier", "there is one tier"),
-    ignored("inference_geo", "it runs here"),
-    ignored("speed", "there is one speed"),
+    reported("container", "tools of the server are left out"),
+    reported("context_management", "the client's messages are taken as they are"),
+    reported("mcp_servers", "tools of the server are left out"),
+    reported("service_tier", "there is one tier", "auto"),
+    reported("inference_geo", "it runs here"),
+    reported("speed", "there is one speed"),
     ignored("betas", "any is taken"),
+    ignored("workspace_id", "for the caller's own records"),
+    ignored("user_profile_id", "for the caller's own records"),
+    reported("diagnostics", "there are none"),
 )
 MESSAGES_BODY = Body(MessagesRequest, _OF_ANTHROPIC, unknown_ignored=True)
 COUNT_BODY = Body(CountRequest, _OF_ANTHROPIC, unknown_ignored=True)

@@ -20,7 +20,7 @@ from zmqengine_http.apis.openai_api.generation_request import (
     GenerationRequest,
     check_generation,
 )
-from zmqengine_http.apis.openai_api.interfaces import translate_chat_fields
+from zmqengine_http.apis.openai_api.interfaces import CHAT_SYNONYMS, translate_chat_fields
 from zmqengine_http.apis.unread import newest_question, refusal, unread_text
 from zmqengine_http.generating.constraints import check_constraints
 from zmqengine_http.prompt.history import history_arguments
@@ -232,6 +232,7 @@ CHAT_BODY = Body(
         refused("web_search_options"),
         refused("moderation"),
     ),
+    synonyms=CHAT_SYNONYMS,
     translate=translate_chat_fields,
     prepare=_prepare,
     check=_check,

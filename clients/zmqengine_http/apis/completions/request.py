@@ -13,7 +13,7 @@ from zmqengine_http.apis.openai_api.generation_request import (
     GenerationRequest,
     check_generation,
 )
-from zmqengine_http.apis.openai_api.interfaces import ALL_THAT_FITS, translate_fields
+from zmqengine_http.apis.openai_api.interfaces import ALL_THAT_FITS, SYNONYMS, translate_fields
 from zmqengine_http.serving.body import Body, refused
 from zmqengine_http.serving.errors import bad_field
 
@@ -76,6 +76,7 @@ COMPLETION_BODY = Body(
         *GENERATION_FIELDS,
         refused("best_of", "use n", 1),
     ),
+    synonyms=SYNONYMS,
     translate=translate_fields,
     check=_check,
 )

@@ -215,8 +215,8 @@ GENERATION_FIELDS = (
     ignored("user", "for the caller's own records"),
     ignored("safety_identifier", "for the caller's own records"),
     ignored("metadata", "for the caller's own records"),
-    ignored("store", "nothing is stored"),
-    ignored("service_tier", "there is one tier"),
+    reported("store", "nothing is stored", False),
+    reported("service_tier", "there is one tier", "auto", "default"),
     ignored("prompt_cache_retention", "the worker decides"),
     ignored("prompt_cache_options", "the worker decides"),
 )

@@ -12,7 +12,7 @@ from __future__ import annotations
 from zmqengine_http.serving.body import Field, foreign, reported
 from zmqengine_http.serving.errors import bad_field
 
-_SYNONYMS = {
+SYNONYMS = {
     "repeat_penalty": "repetition_penalty",
     "rep_pen": "repetition_penalty",
     "n_predict": "max_tokens",
@@ -46,7 +46,7 @@ def translate_fields(body: dict[str, object]) -> dict[str, str]:
 
 def _translate_both(body: dict[str, object]) -> dict[str, str]:
     sent = {}
-    for synonym, name in _SYNONYMS.items():
+    for synonym, name in SYNONYMS.items():
         if synonym in body:
             if body.get(name) is None:
                 sent[name] = synonym
@@ -63,12 +63,7 @@ def translate_chat_fields(body: dict[str, object]) -> dict[str, str]:
         if body.get(name) in _UNLIMITED:
             del body[name]
     sent |= _translate_bounds(body)
-    for name, effort in (
-        ("enable_thinking", _effort_of_switch),
-        ("thinking", _effort_of_switch),
-        ("think", _effort_of_switch),
-        ("reasoning", _effort_of_object),
-    ):
+    for name, effort in _EFFORTS.items():
         if name in body:
             effort_name = effort(name, body.pop(name))
             if effort_name is not None:
@@ -139,6 +134,17 @@ def _effort_of_object(name: str, value: object) -> str | None:
     return "medium" if effort is None and value.get("max_tokens") else effort
 
 
+_EFFORTS = {
+    "enable_thinking": _effort_of_switch,
+    "thinking": _effort_of_switch,
+    "think": _effort_of_switch,
+    "reasoning": _effort_of_object,
+}
+CHAT_SYNONYMS = {
+    **SYNONYMS,
+    **dict.fromkeys(_THINKING_BOUNDS, "thinking_max"),
+    **dict.fromkeys(_EFFORTS, "reasoning_effort"),
+}
 _NO_MODELS_TO_LOAD = "the worker keeps its model loaded"
 _NOT_A_LOCAL_MATTER = "there is one provider, this server"
 INTERFACE_FIELDS: tuple[Field, ...] = (

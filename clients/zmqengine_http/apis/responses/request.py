@@ -10,7 +10,7 @@ from msgspec import Struct, field
 
 from zmqengine.protocol.messages import CacheScope, MaxTokens, TokenIndex
 from zmqengine_http.apis.openai_api.generation_request import Temperature, TopP
-from zmqengine_http.serving.body import Body, ignored, refused
+from zmqengine_http.serving.body import Body, ignored, refused, reported
 
 
 class ResponsesPart(Struct, frozen=True):
@@ -97,18 +97,21 @@ RESPONSES_BODY = Body(
         refused("conversation", "send previous_response_id, or the whole conversation as input"),
         refused("prompt", "nothing is stored: send instructions and input"),
         refused("background", "", False),
+        refused("background_options", "nothing runs in the background"),
+        refused("image", "no images are made"),
+        reported("access_programs", "there are none"),
         refused("top_logprobs", "", 0),
-        ignored("truncation", "a conversation that is too long is refused"),
-        ignored("max_tool_calls", "it is for tools of the server"),
+        reported("truncation", "a conversation that is too long is refused", "disabled"),
+        reported("max_tool_calls", "it is for tools of the server"),
         ignored("metadata", "for the caller's own records"),
         ignored("client_metadata", "for the caller's own records"),
         ignored("user", "for the caller's own records"),
         ignored("safety_identifier", "for the caller's own records"),
-        ignored("service_tier", "there is one tier"),
+        reported("service_tier", "there is one tier", "auto", "default"),
         ignored("prompt_cache_retention", "the worker decides"),
         ignored("prompt_cache_options", "the worker decides"),
         ignored("stream_options", "nothing is obfuscated"),
-        ignored("context_management", "the client's items are taken as they are"),
-        ignored("moderation", "there is none"),
+        reported("context_management", "the client's items are taken as they are"),
+        reported("moderation", "there is none"),
     ),
 )
