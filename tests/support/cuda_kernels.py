@@ -26,8 +26,10 @@ from zmqengine.engine.cuda import (
     kernel,
     plain_products,
     quantised_products,
+    recurrence,
     slot_storage,
 )
+from zmqengine.engine.models import recurrence as recurrent
 from zmqengine.engine.models.layers import Linear
 from zmqengine.engine.models.ops import dequantised
 
@@ -197,7 +199,7 @@ CUDA_TYPES = {
 def forget() -> None:
     """Forget the kernels that were made: real ones are not for a CPU, and these are for no other test."""
     modules = (
-        attention, between_products, draw_kernel, experts, plain_products, quantised_products, slot_storage,
+        attention, between_products, draw_kernel, experts, plain_products, quantised_products, recurrence, slot_storage,
     )  # fmt: skip
     for module in modules:
         for function in vars(module).values():
@@ -384,6 +386,102 @@ def dequantise(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
     return [mx.dequantize(weight, scales, biases, group_size=facts["GROUP"], bits=facts["BITS"])]
 
 
+def delta_heads(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
+    """delta_heads.cu"""
+    product, kept, places, _, conv, a_log, dt_bias, windows = inputs
+    key_heads, value_heads, key_dim, value_dim = (facts[name] for name in ("KH", "VH", "DK", "DV"))
+    keys, channels = key_heads * key_dim, conv.shape[0]
+    gates_begin = channels + value_heads * value_dim
+    heads, gates = mx.full(shapes[0], float("nan"), facts["T"]), mx.full(shapes[1], float("nan"))
+    for slot, work, commit, rows in recurrent_rows(product, kept, places):
+        window = slots_around(windows, slot)
+        before = mx.array(window[slot : slot + 1])
+        mixed, _ = recurrent.convolved(before, rows[:, :, :channels], conv, is_activated=True)
+        window[slot] = memory(mx.concatenate([before, rows[:, :commit, :channels]], axis=1))[0, commit:]
+        q, k, v = mx.split(mixed, [keys, 2 * keys], axis=-1)
+        q, k = recurrent.normalised(*(mx.unflatten(each, 2, (key_heads, key_dim)) for each in (q, k)))
+        own = slice(work, work + rows.shape[1])
+        heads[own] = mx.concatenate([q.flatten(2), k.flatten(2), v], axis=-1)[0]
+        b, a = mx.split(rows[:, :, gates_begin:], 2, axis=-1)
+        log_decay, beta = recurrent.gates(a, b, a_log, dt_bias)
+        gates[own] = mx.stack([mx.exp(log_decay), beta.astype(mx.float32)], axis=-1)[0]
+    return [heads, gates]
+
+
+def delta_rule(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
+    """delta_rule.cu"""
+    heads, gates, product, places, norm, states = inputs
+    key_heads, value_heads, key_dim, value_dim = (facts[name] for name in ("KH", "VH", "DK", "DV"))
+    keys, channels = key_heads * key_dim, heads.shape[1]
+    outputs = mx.zeros(shapes[0], facts["T"])
+    for slot, begin, count, _, kept_count, work, commit, _ in pieces_of(places):
+        state = slots_around(states, slot)
+        now, found = mx.array(state[slot : slot + 1]), []
+        for start, end in ((0, commit), (commit, kept_count + count)):
+            own = slice(work + start, work + end)
+            if start < end:
+                q, k, v = mx.split(heads[None, own], [keys, 2 * keys], axis=-1)
+                q, k = (mx.unflatten(each, 2, (key_heads, key_dim)) for each in (q, k))
+                v = mx.unflatten(v, 2, (value_heads, value_dim))
+                log_decay, beta = mx.log(gates[None, own, :, 0]), gates[None, own, :, 1]
+                y, now = recurrent.delta_steps(q, k, v, log_decay, beta, now)
+                found.append(y)
+            if end == commit:
+                state[slot] = memory(now)[0]
+        y = mx.concatenate(found, axis=1)[:, kept_count:]
+        if facts["VALUES"] == value_dim:
+            z = product[None, begin : begin + count, channels : channels + value_heads * value_dim]
+            y = recurrent.gated_norm(y, z.reshape(y.shape), norm, number(facts["EPS"]))
+        outputs[begin : begin + count] = y[0].flatten(1)
+    return [outputs]
+
+
+def short_conv(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
+    """short_conv.cu"""
+    product, kept, places, _, conv, bias, windows = inputs
+    outputs = mx.zeros(shapes[0], facts["T"])
+    for slot, begin, count, _, kept_count, _, commit, _ in pieces_of(places):
+        (rows,) = (one for other, _, _, one in recurrent_rows(product, kept, places) if other == slot)
+        window = slots_around(windows, slot)
+        before = mx.array(window[slot : slot + 1])
+        added = bias if facts["BIAS"] else None
+        found, _ = recurrent.short_conv(rows, before, conv, added)
+        _, after = recurrent.short_conv(rows, before, conv, added, mx.array([commit]))
+        window[slot] = memory(after)[0]
+        outputs[begin : begin + count] = found[0, kept_count:]
+    return [outputs]
+
+
+def pieces_of(places: mx.array) -> list[list[int]]:
+    """The pieces of rows: see recurrent_piece.cuh."""
+    table: Any = places.reshape(-1, 8).tolist()
+    return [piece for piece in table if piece[0] >= 0]
+
+
+def recurrent_rows(
+    product: mx.array, kept: mx.array, places: mx.array
+) -> list[tuple[int, int, int, mx.array]]:
+    """Slot, work row, commit and rows [1, tokens, outputs] of each piece."""
+    return [
+        (
+            slot,
+            work,
+            commit,
+            mx.concatenate(
+                [kept[None, kept_begin : kept_begin + kept_count], product[None, begin : begin + count]],
+                axis=1,
+            ),
+        )
+        for slot, begin, count, kept_begin, kept_count, work, commit, _ in pieces_of(places)
+    ]
+
+
+def slots_around(array: mx.array, slot: int) -> np.ndarray:
+    """The memory of slots up to this one, of which `array` has the first."""
+    given = memory(array)
+    return np.lib.stride_tricks.as_strided(given, (slot + 1, *given.shape[1:]), given.strides)
+
+
 def number(bits: int) -> float:
     """A constant of a kernel, which is given as its bits."""
     found: float = struct.unpack("<f", struct.pack("<i", bits))[0]
@@ -405,4 +503,7 @@ KERNELS: dict[str, Callable[[Arrays, Facts, Sequence[tuple[int, ...]]], list[mx.
     "quantised_product": multiply_packed,
     "packed_product": multiply_packed,
     "dequantise": dequantise,
+    "delta_heads": delta_heads,
+    "delta_rule": delta_rule,
+    "short_conv": short_conv,
 }

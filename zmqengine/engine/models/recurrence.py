@@ -26,7 +26,7 @@ STEPS_MAX = 8
 CHUNK = 64
 """Tokens of a chunk, a power of two."""
 # Added to the sum of the squares of a query or a key, by every model of the family.
-_EPS = 1e-6
+KEY_EPS = 1e-6
 # Two neighbouring blocks of b tokens, b = 1, 2, 4, ...: where the second one sees the first, [levels, CHUNK, CHUNK].
 _BLOCKS = np.arange(CHUNK) >> np.arange(CHUNK.bit_length() - 1)[:, None]
 _LEVELS = (_BLOCKS[:, :, None] % 2 == 1) & (_BLOCKS[:, None, :] == _BLOCKS[:, :, None] - 1)
@@ -182,7 +182,7 @@ def convolved(
 def normalised(q: mx.array, k: mx.array) -> tuple[mx.array, mx.array]:
     """Queries and keys [..., key_dim] of length 1, queries over the root of `key_dim`."""
     scale = float(k.shape[-1] ** -0.5)
-    eps = _EPS * scale**2
+    eps = KEY_EPS * scale**2
     return scale**2 * mx.fast.rms_norm(q, None, eps), scale * mx.fast.rms_norm(k, None, eps)
 
 
