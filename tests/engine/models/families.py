@@ -57,6 +57,11 @@ FAMILY: dict[str, dict[str, Any]] = {
     "gemma4, mixture": ARCHITECTURES["gemma4 mixture"],
     "gpt_oss": ARCHITECTURES["gpt_oss"],
     "glm4_moe": ARCHITECTURES["glm4_moe"],
+    "qwen3_5": ARCHITECTURES["qwen3_5"],
+    "qwen3_5, mixture": ARCHITECTURES["qwen3_5 mixture"],
+    "qwen3_next": ARCHITECTURES["qwen3_next"],
+    "lfm2": ARCHITECTURES["lfm2"],
+    "lfm2_moe": ARCHITECTURES["lfm2_moe"],
 }
 # (bits, group size, mode) by name.
 PACKED: dict[str, tuple[int, int, str]] = {

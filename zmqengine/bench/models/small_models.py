@@ -77,6 +77,24 @@ _GEMMA4: dict[str, Any] = {
     "sliding_window": 32,
     "sliding_window_pattern": 2,
 }
+_DELTA: dict[str, Any] = {
+    **_BASE,
+    "num_hidden_layers": 4,
+    "full_attention_interval": 4,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+    "rope_parameters": {"type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+}
+_SHARED_EXPERT: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "norm_topk_prob": True,
+}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "sliding window": SLIDING,
@@ -163,6 +181,34 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "partial_rotary_factor": 0.5,
         "rope_scaling": None,
         "tie_word_embeddings": False,
+    },
+    # Three of four layers have the gated delta rule, whose state does not grow with the text.
+    "qwen3_5": {**_DELTA, "model_type": "qwen3_5", "tie_word_embeddings": True},
+    "qwen3_5 mixture": {
+        **_DELTA,
+        **_SHARED_EXPERT,
+        "model_type": "qwen3_5",
+        "tie_word_embeddings": False,
+    },
+    "qwen3_next": {
+        **_DELTA,
+        **_SHARED_EXPERT,
+        "model_type": "qwen3_next",
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "partial_rotary_factor": 0.5,
+        "tie_word_embeddings": False,
+    },
+    "lfm2_moe": {
+        **{key: value for key, value in HYBRID.items() if not key.startswith("block_")},
+        "model_type": "lfm2_moe",
+        "moe_intermediate_size": 32,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+        "use_expert_bias": True,
+        "num_dense_layers": 1,
+        "routed_scaling_factor": 1.0,
     },
     "phi3": {**_BASE, "model_type": "phi3"},
     "cohere2": {**_BASE, "model_type": "cohere2", "num_hidden_layers": 4, "sliding_window": 32},

@@ -27,8 +27,11 @@ def supports(weights: DecoderWeights) -> bool:
     if any(array.dtype != mx.float32 for array in arrays_of(weights)):
         return False
     return (
-        not parts_of(weights, Experts)
+        all(isinstance(layer.mixer, HeadShape) for layer in weights.layers)
+        and not parts_of(weights, Experts)
         and all(mlp.activation == "silu" for mlp in parts_of(weights, Gated))
+        and weights.embedding_scale == 1.0
+        and weights.logits_cap is None
         and all(heads.is_plain for heads in parts_of(weights, HeadShape))
         and not any(rotation.traditional for rotation in parts_of(weights, RotaryEmbedding))
     )

@@ -77,12 +77,11 @@ class BlockLayout(Protocol):
 
 
 class SlotBlocks:
-    """`BlockLayout` of slots: every layer is cut at any token."""
-
-    is_cut_anywhere = True
+    """`BlockLayout` of slots: keys and values are cut at any token, recurrent states are not."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
+        self.is_cut_anywhere = slots.states is None
         groups: dict[KVShape, Group] = {}
         for layer, shape in enumerate(slots.shapes):
             group = groups.setdefault(shape, Group([], *shape))
@@ -96,7 +95,10 @@ class SlotBlocks:
 
     def describe(self) -> str:
         """See `BlockLayout`."""
-        return described(self._groups, [])
+        states = [] if self._slots.states is None else self._slots.states.layers
+        return described(
+            self._groups, [[(each.shape, str(each.dtype)) for each in layer] for layer in states]
+        )
 
     def take(self, source: Slot, start: int, cuts: Sequence[int]) -> list[list[mx.array]]:
         """See `BlockLayout`."""
@@ -107,8 +109,9 @@ class SlotBlocks:
             cuts,
         )
 
-    def take_state(self, source: Slot) -> None:
-        """None."""
+    def take_state(self, source: Slot) -> State | None:
+        """See `BlockLayout`."""
+        return None if source.states is None else State("", tuple(source.states.copy(source.state)))
 
     def build(
         self, parts: Parts, tokens: int, state: tuple[str, Sequence[mx.array]] | None, room: int
@@ -121,6 +124,9 @@ class SlotBlocks:
                 self._slots.restore(slot, group.arrays[first : first + lot], list(columns))
                 if lot < len(group.arrays):
                     start(columns)
+        if slot.states is not None:
+            assert state is not None, "a prefix of a recurrent model ends at a checkpoint"
+            slot.states.restore(slot.state, state[1])
         return slot
 
 
@@ -129,8 +135,8 @@ def token_bytes(groups: Sequence[Group]) -> int:
     return sum(len(group.arrays) * group.heads * group.dim * group.dtype.size for group in groups)
 
 
-def described(groups: Sequence[Group], states: Sequence[int]) -> str:
-    """See `BlockLayout.describe`; `states`: layers that cannot be cut."""
+def described(groups: Sequence[Group], states: Sequence[Any]) -> str:
+    """See `BlockLayout.describe`; `states`: those that cannot be cut."""
     return json.dumps([[(each.arrays, each.heads, each.dim, str(each.dtype)) for each in groups], states])
 
 

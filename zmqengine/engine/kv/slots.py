@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -93,11 +94,14 @@ class MlxStorage:
 class Slot:
     """A row's place in a pool. Its tokens are in columns 0 on, in order; it never moves while a step may read it."""
 
-    __slots__ = ("index", "pool")
+    __slots__ = ("index", "pool", "state", "states")
 
     def __init__(self, pool: SlotPool, index: int) -> None:
         self.pool = pool
         self.index = index
+        self.states: StatePool | None = None
+        self.state = 0
+        """Index of the row's recurrent states in `states`, where the model has such."""
 
     @property
     def capacity(self) -> int:
@@ -107,7 +111,7 @@ class Slot:
     @property
     def bytes(self) -> int:
         """Bytes of the slot."""
-        return self.pool.slot_bytes
+        return self.pool.slot_bytes + (0 if self.states is None else self.states.slot_bytes)
 
     def park(self) -> None:
         """Nothing: the row stays where it is."""
@@ -115,6 +119,111 @@ class Slot:
     def close(self, *, is_finite: bool) -> None:
         """Give the slot back. Unless its numbers are known to be finite, they are cleared before its next use."""
         self.pool.give_back(self, is_finite=is_finite)
+        if self.states is not None:
+            self.states.give_back(self.state)
+
+
+class ArrayShape(NamedTuple):
+    """One row's part of an array [slots, ...]."""
+
+    shape: tuple[int, ...]
+    dtype: mx.Dtype
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of a row."""
+        return math.prod(self.shape) * self.dtype.size
+
+
+class HeldBlock(Protocol):
+    """A verify block that states do not contain yet: how many of its tokens count is known once it has landed."""
+
+    def apply(self) -> None:
+        """Bring the states of all its rows up to their accepted tokens."""
+        ...
+
+    def state_of(self, index: int) -> list[mx.array] | None:
+        """The states of one row after its accepted tokens, in order; None if the row is not in the block."""
+        ...
+
+    def drop(self, index: int) -> None:
+        """Forget a row."""
+        ...
+
+
+class StatePool:
+    """Recurrent states of all rows: arrays [slots, ...] of each recurrent layer, whatever the lengths of the rows.
+
+    A step replaces the arrays, or a kernel writes into them. Those of a row before its first token are never read.
+    """
+
+    def __init__(self, layers: Sequence[Sequence[ArrayShape]]) -> None:
+        self.layers = layers
+        self.arrays: list[list[Any]] = []
+        self.block: HeldBlock | None = None
+        self.slot_bytes = sum(each.byte_count for layer in layers for each in layer)
+        self._taken: list[bool] = []
+
+    @property
+    def rows(self) -> int:
+        """Slots of the arrays."""
+        return 0 if not self.arrays else int(self.arrays[0][0].shape[0])
+
+    @property
+    def used(self) -> int:
+        """Slots with a row."""
+        return sum(self._taken)
+
+    def take(self) -> int:
+        """The free index that is least."""
+        free = next((index for index, taken in enumerate(self._taken) if not taken), len(self._taken))
+        if free == len(self._taken):
+            self._taken.append(False)
+        self._taken[free] = True
+        if free >= self.rows:
+            self._grow()
+        return free
+
+    def give_back(self, index: int) -> None:
+        """Free an index. Without rows the arrays are freed."""
+        self._taken[index] = False
+        if self.block is not None:
+            self.block.drop(index)
+        if not any(self._taken):
+            self._taken, self.arrays, self.block = [], [], None
+
+    def settle(self) -> None:
+        """Bring all states up to the accepted tokens of the last verify block."""
+        if self.block is not None:
+            self.block.apply()
+            self.block = None
+
+    def copy(self, index: int) -> list[mx.array]:
+        """Copies of the states of a row, [1, ...], after its accepted tokens."""
+        held = None if self.block is None else self.block.state_of(index)
+        arrays = (
+            [array[index : index + 1] for layer in self.arrays for array in layer] if held is None else held
+        )
+        return [mx.contiguous(array) for array in arrays]
+
+    def restore(self, index: int, arrays: Sequence[Any]) -> None:
+        """Set the states of a row."""
+        states = iter(arrays)
+        for layer in self.arrays:
+            for array in layer:
+                array[index : index + 1] = next(states)
+
+    def _grow(self) -> None:
+        """Add half as many slots again."""
+        self.settle()
+        more = max(1, self.rows // 2)
+        fresh = [[mx.zeros((more, *each.shape), each.dtype) for each in layer] for layer in self.layers]
+        if self.arrays:
+            fresh = [
+                [mx.concatenate(list(pair)) for pair in zip(*both, strict=True)]
+                for both in zip(self.arrays, fresh, strict=True)
+            ]
+        self.arrays = fresh
 
 
 class SlotPool:
@@ -208,9 +317,14 @@ class Slots:
     """
 
     def __init__(
-        self, shapes: Sequence[KVShape], context_tokens: int, storage: SlotStorage | None = None
+        self,
+        shapes: Sequence[KVShape],
+        context_tokens: int,
+        storage: SlotStorage | None = None,
+        states: Sequence[Sequence[ArrayShape]] = (),
     ) -> None:
         self.shapes = list(shapes)
+        self.states = StatePool(states) if states else None
         self.storage: SlotStorage = storage or MlxStorage()
         self.pools: dict[int, SlotPool] = {}
         least = -(-context_tokens >> (POOLS_MAX - 1))
@@ -223,10 +337,18 @@ class Slots:
 
     def project_bytes(self, tokens: int) -> int:
         """Bytes of the slot of a row of `tokens`."""
-        return self.capacity(tokens) * self._token_bytes
+        return self.capacity(tokens) * self._token_bytes + (
+            0 if self.states is None else self.states.slot_bytes
+        )
 
     def take(self, tokens: int) -> Slot:
         """A free slot for a row of `tokens`."""
+        slot = self._take(tokens)
+        if self.states is not None:
+            slot.states, slot.state = self.states, self.states.take()
+        return slot
+
+    def _take(self, tokens: int) -> Slot:
         capacity = self.capacity(tokens)
         if capacity not in self.pools:
             self.pools[capacity] = SlotPool(self.shapes, capacity, self.storage)
@@ -234,7 +356,7 @@ class Slots:
 
     def move(self, slot: Slot, tokens: int, computed: int) -> Slot:
         """Copy the first `computed` tokens of a slot into one for `tokens`, and give it back."""
-        larger = self.take(tokens)
+        larger = self._take(tokens)
         writes = [
             ColumnWrite(there, larger.index, 0, here[slot.index : slot.index + 1, :, :computed])
             for here, there in zip(_arrays(slot.pool), _arrays(larger.pool), strict=True)
@@ -244,24 +366,29 @@ class Slots:
             if self.storage.on_mlx and not self.storage.writes_in_place:
                 # Before the next write to the smaller slot's pool, which MLX would copy while this reads it.
                 mx.eval([write.array for write in writes])
-        slot.close(is_finite=False)
+        slot.pool.give_back(slot, is_finite=False)
+        larger.states, larger.state = slot.states, slot.state
         return larger
 
     @property
     def byte_count(self) -> int:
         """Bytes of slots in use."""
-        return sum(
+        states = 0 if self.states is None else self.states.slot_bytes * self.states.used
+        return states + sum(
             pool.slot_bytes * sum(slot is not None for slot in pool.slots) for pool in self.pools.values()
         )
 
     @property
     def empty_bytes(self) -> int:
         """Bytes of allocated slots without a row."""
-        return sum(pool.bytes for pool in self.pools.values()) - self.byte_count
+        states = 0 if self.states is None else self.states.slot_bytes * self.states.rows
+        return states + sum(pool.bytes for pool in self.pools.values()) - self.byte_count
 
     def clear(self) -> None:
         """Drop all slots and their arrays."""
         self.pools.clear()
+        if self.states is not None:
+            self.states = StatePool(self.states.layers)
 
     # --- blocks of the prefix cache ---
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from zmqengine.engine.models.layers import HeadShape, Linear, Norm
 from zmqengine.engine.models.ops import Ops
+from zmqengine.engine.models.slot_recurrence import RecurrentMixer
+
+Mixer: TypeAlias = HeadShape | RecurrentMixer
 
 
 class Stream(NamedTuple):
@@ -34,7 +37,7 @@ class DecoderLayer(Protocol):
     """A layer of a family, cut in two where tokens are mixed: attention is the only part that knows rows."""
 
     @property
-    def mixer(self) -> HeadShape:
+    def mixer(self) -> Mixer:
         """How tokens are mixed."""
         ...
 
@@ -42,10 +45,10 @@ class DecoderLayer(Protocol):
         """From hidden states to queries, keys and values."""
         ...
 
-    def after(self, ops: Ops, before: Before, mixed: Any, inputs: tuple[Any, ...]) -> Stream:
-        """From what attention gave, [tokens, heads * dim], to the hidden states after the layer.
+    def after(self, ops: Ops, before: Before, mixed: Any, beside: tuple[Any, ...]) -> Stream:
+        """From what the mixing gave, [tokens, numbers], to the hidden states after the layer.
 
-        `inputs`: the layer's own, from `DecoderWeights.layer_inputs`.
+        `beside`: inputs of the layer's own, from `DecoderWeights.layer_inputs`.
         """
         ...
 

@@ -18,6 +18,7 @@ import numpy as np
 from zmqengine.engine.kv.slots import Slot, SlotPool
 from zmqengine.engine.models.few_sizes import few_sizes
 from zmqengine.engine.models.layers import HeadShape
+from zmqengine.engine.row import Row
 
 WIDTH_MAX = 8
 """Maximum tokens of a piece that attends together with others: as many as a verify block has."""
@@ -28,12 +29,22 @@ _COLUMN_STEPS = 4
 
 @dataclass(frozen=True, slots=True)
 class PlacedPiece:
-    """The `count` tokens of a piece, from column `start` of their slot on. `shift`: how far positions are ahead."""
+    """The `count` tokens of a piece, from column `start` of their slot on. `shift`: how far positions are ahead.
+
+    `verifies`: some of its tokens are draft tokens; `row` knows how many count once the step has landed.
+    """
 
     slot: Slot
     start: int
     count: int
     shift: int = 0
+    row: Row | None = None
+    verifies: bool = False
+
+    def accepted(self) -> int:
+        """Tokens of the piece that count."""
+        assert self.row is not None, "the row is known where states follow its tokens"
+        return min(self.count, max(0, self.row.computed_tokens - self.start))
 
 
 class ShortRows(NamedTuple):

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from zmqengine.engine.kv.slots import KVShape
 from zmqengine.engine.models.architecture import Before, DecoderLayer, DecoderWeights, LayerInputs, Stream
 from zmqengine.engine.models.attention import capped
 from zmqengine.engine.models.layers import Linear, Norm
+from zmqengine.engine.models.mixing import Mixing
 from zmqengine.engine.models.ops import Ops
 from zmqengine.engine.models.positions import Axes, angles
 from zmqengine.engine.models.tree import arrays_of, filled, kind_of
@@ -51,10 +51,7 @@ class Inputs(NamedTuple):
 
 
 class DecoderModel:
-    """A model on the operations of one back-end. With `replays`, layers are traced and replayed.
-
-    `caches`: for each layer the arrays of a slot that it reads, by their number in `shapes`.
-    """
+    """A model on the operations of one back-end. With `replays`, layers are traced and replayed."""
 
     def __init__(self, weights: DecoderWeights, ops: Ops, *, replays: bool = False) -> None:
         self.weights = weights
@@ -62,14 +59,7 @@ class DecoderModel:
         self.ops = ops
         self.axes: Axes | None = None
         """Axes of the model, where it has three positions for a token."""
-        mixers = [layer.mixer for layer in weights.layers]
-        sources = weights.sources or range(len(mixers))
-        owners = sorted(set(sources))
-        self.caches = [owners.index(source) for source in sources]
-        self.attention = ops.attention(mixers, self.caches)
-        self.shapes = [
-            KVShape(mixers[owner].key_heads, mixers[owner].dim, mixers[owner].dtype) for owner in owners
-        ]
+        self.mixing = Mixing(ops, [layer.mixer for layer in weights.layers], weights.sources)
         self.replays = replays
         self._traces = _Traces(self)
 
@@ -81,7 +71,7 @@ class DecoderModel:
     def forward(self, inputs: Inputs, layout: Any) -> Any:
         """Hidden states [wanted, dim] after the last norm.
 
-        `layout`: where the tokens lie, from `attention.begin`.
+        `layout`: where the tokens lie, from `mixing.begin`.
         """
         is_plain = inputs.embeddings is None and not inputs.deep and len(inputs.positions.shape) == 1
         if self.replays and is_plain:
@@ -89,14 +79,12 @@ class DecoderModel:
         ops, positions = self.ops, inputs.positions
         if len(positions.shape) == 2:
             assert self.axes is not None, "the model has three positions for a token"
-            rotation = self.layers[0].mixer.rotation
-            assert rotation is not None, "a model with positions rotates by them"
-            positions = angles(positions, self.axes, rotation)
+            positions = angles(positions, self.axes, self.mixing.rotation)
         stream, own = begin(ops, self.weights, inputs.tokens, inputs.embeddings)
         last = len(self.layers) - 1
         for number, layer in enumerate(self.layers):
             before = layer.before(ops, stream, positions)
-            mixed = self.attention.attend(layout, number, before.mixing)
+            mixed = self.mixing.mix(layout, number, before.mixing)
             beside = own[number] if own else ()
             if number == last:
                 stream = at_end(ops, layer, before, mixed, beside, inputs.wanted)
@@ -174,7 +162,7 @@ class _Traces:
         layers, weights = decoder.layers, decoder.weights
         self._decoder = decoder
         self._ops = decoder.ops
-        self._attention: Any = decoder.attention
+        self._mixing = decoder.mixing
         self._parts: list[Any] = [
             _Begin(weights.embedding, weights.embedding_scale, weights.layer_inputs, layers[0])
         ]
@@ -187,24 +175,21 @@ class _Traces:
 
     def replay(self, inputs: Inputs, layout: Any) -> mx.array:
         """See `Decoder.forward`."""
-        attention, positions = self._attention, inputs.positions
-        kind = layout.kind if attention.is_replayed else None
+        mixing_of, positions = self._mixing, inputs.positions
+        kind = mixing_of.kind(layout)
         calls = self._calls_for(inputs.tokens.shape[0], kind)
         (hidden, mixing, kept), own = calls[0](inputs.tokens, positions)
         last = len(calls) - 2
         for number, call in enumerate(calls[1:]):
-            if attention.is_replayed:
-                behind = [*mixing, *layout.shared, *layout.layers[number]]
-            else:
-                behind = [attention.attend(layout, number, mixing)]
+            behind = mixing_of.behind(layout, number, mixing)
             rest = inputs.wanted if number == last else positions
             hidden, mixing, kept = call(rest, own[number] if own else (), hidden, kept, *behind)
         return hidden  # type: ignore[no-any-return]
 
     def make_ahead(self, tokens: int) -> None:
         """Trace steps of as many tokens. They count for no bound, and no array is computed."""
-        for layout in self._attention.examples(tokens) if self._attention.is_replayed else [None]:
-            kind = None if layout is None else layout.kind
+        for layout in self._mixing.examples(tokens):
+            kind = self._mixing.kind(layout)
             if (tokens, kind) not in self._calls:
                 self._most += 1
                 self._trace(self._calls_for(tokens, kind), tokens, layout)
@@ -213,15 +198,9 @@ class _Traces:
         positions = mx.zeros((tokens,), mx.int32)
         (hidden, mixing, kept), own = calls[0](mx.zeros((tokens,), mx.uint32), positions)
         made: dict[Hashable, Any] = {}
-        for number, (part, alike, call) in enumerate(
-            zip(self._parts[1:], self._kinds[1:], calls[1:], strict=True)
-        ):
-            mixer = part.layer.mixer
-            if layout is None:
-                behind = [mx.zeros((tokens, mixer.heads * mixer.dim), mixer.dtype)]
-            else:
-                behind = [*mixing, *layout.shared, *layout.layers[number]]
+        for number, (alike, call) in enumerate(zip(self._kinds[1:], calls[1:], strict=True)):
             if alike not in made:
+                behind = self._mixing.example_behind(layout, number, mixing, tokens)
                 made[alike] = call(positions, own[number] if own else (), hidden, kept, *behind)
             hidden, mixing, kept = made[alike]
 
@@ -244,18 +223,12 @@ class _Traces:
         return calls
 
     def _compiled(self, part: Any, kind: Hashable) -> Traced:
-        ops, attention = self._ops, self._attention
+        ops, mixing = self._ops, self._mixing
 
         def first(arrays: list[mx.array], tokens: mx.array, positions: mx.array) -> Any:
             weights: _Begin = filled(part, iter(arrays))
             stream, own = begin(ops, weights, tokens)
             return tuple(weights.following.before(ops, stream, positions)), own
-
-        def attended_of(layer: DecoderLayer, behind: Sequence[mx.array]) -> mx.array:
-            if not attention.is_replayed:
-                return behind[0]
-            found: mx.array = attention.attend_replayed(kind, layer.mixer, *behind)
-            return found
 
         def between(
             arrays: list[mx.array],
@@ -266,7 +239,7 @@ class _Traces:
             *behind: mx.array,
         ) -> Any:
             weights: _Between = filled(part, iter(arrays))
-            mixed = attended_of(weights.layer, behind)
+            mixed = mixing.mix_replayed(kind, weights.layer.mixer, behind)
             stream = weights.layer.after(ops, Before(hidden, (), kept), mixed, own)
             return tuple(weights.following.before(ops, stream, positions))
 
@@ -279,7 +252,7 @@ class _Traces:
             *behind: mx.array,
         ) -> Any:
             weights: _End = filled(part, iter(arrays))
-            mixed = attended_of(weights.layer, behind)
+            mixed = mixing.mix_replayed(kind, weights.layer.mixer, behind)
             stream = at_end(ops, weights.layer, Before(hidden, (), kept), mixed, own, wanted)
             return stream.summed(ops, weights.norm)[1], (), ()
 

@@ -101,6 +101,11 @@ class HeadShape(NamedTuple):
     reads_only: bool = False
 
     @property
+    def outputs(self) -> int:
+        """Numbers of a token that attention gives."""
+        return self.heads * self.dim
+
+    @property
     def is_plain(self) -> bool:
         """Whether attention is no more than Llama's, but for norms and a window."""
         changed = self.gated or self.keys_are_values or self.reads_only

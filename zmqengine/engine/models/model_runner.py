@@ -84,7 +84,8 @@ class ModelRunner(Protocol):
 
     @property
     def ends_apart(self) -> bool:
-        """Whether the last token of a prompt has to be a piece of its own: all logits of a piece are computed."""
+        """Whether the last token of a prompt has to be a piece of its own: all logits of a piece are computed, or
+        states are kept before it."""
         ...
 
     @property

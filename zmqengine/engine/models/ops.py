@@ -18,6 +18,7 @@ from zmqengine.engine.kv.slots import MlxStorage, SlotStorage
 from zmqengine.engine.models.attention import MlxAttention, SlotAttention
 from zmqengine.engine.models.few_sizes import few_sizes
 from zmqengine.engine.models.layers import Experts, Gated, HeadShape, Linear, Norm, RotaryEmbedding, Router
+from zmqengine.engine.models.slot_recurrence import MlxRecurrence, RecurrentMixer, SlotRecurrence
 
 Product = Callable[[mx.array, Linear], mx.array]
 QKV = tuple[mx.array, ...]
@@ -79,6 +80,10 @@ class Ops(Protocol):
 
     def attention(self, heads: Sequence[HeadShape], caches: Sequence[int]) -> SlotAttention:
         """Attention of these layers; `caches`: the arrays of a slot that each reads, by number."""
+        ...
+
+    def recurrence(self, mixers: Sequence[RecurrentMixer]) -> SlotRecurrence:
+        """Recurrence of these layers."""
         ...
 
     def storage(self) -> SlotStorage:
@@ -186,6 +191,10 @@ class PlainOps:
     def attention(self, heads: Sequence[HeadShape], caches: Sequence[int]) -> SlotAttention:
         """See `Ops`."""
         return MlxAttention(heads, caches, is_fused=self._attention_is_fused)
+
+    def recurrence(self, mixers: Sequence[RecurrentMixer]) -> SlotRecurrence:
+        """See `Ops`."""
+        return MlxRecurrence(mixers)
 
     def storage(self) -> SlotStorage:
         """See `Ops`."""

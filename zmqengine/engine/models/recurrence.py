@@ -14,12 +14,15 @@ Everything here is documented MLX, for every device.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
 from mlx.nn.layers.activations import silu
+
+from zmqengine.engine.kv.slots import ArrayShape
 
 STEPS_MAX = 8
 """Maximum tokens of a row that are computed one after the other; longer pieces are computed in chunks."""
@@ -68,16 +71,11 @@ class DeltaShape(NamedTuple):
         return self.channels + self.values + 2 * self.value_heads
 
     @property
-    def state_bytes(self) -> int:
-        """Bytes of a row: window and state."""
-        window = (self.kernel - 1) * self.channels * self.dtype.size
-        return window + self.value_heads * self.value_dim * self.key_dim * mx.float32.size
-
-    def zeros(self, rows: int) -> DeltaState:
-        """Rows before their first token."""
-        return DeltaState(
-            mx.zeros((rows, self.kernel - 1, self.channels), self.dtype),
-            mx.zeros((rows, self.value_heads, self.value_dim, self.key_dim), mx.float32),
+    def state_shapes(self) -> tuple[ArrayShape, ArrayShape]:
+        """Window and state of a row."""
+        return (
+            ArrayShape((self.kernel - 1, self.channels), self.dtype),
+            ArrayShape((self.value_heads, self.value_dim, self.key_dim), mx.float32),
         )
 
 
@@ -99,14 +97,63 @@ class DeltaState(NamedTuple):
     state: mx.array
 
 
-class DeltaBlock(NamedTuple):
-    """Tokens as a state takes them, [rows, width, ...]: `inputs` of the convolution, and heads and gates behind it."""
+class GatedDelta(NamedTuple):
+    """A layer with the delta rule, between its products: `RecurrentMixer`."""
 
-    inputs: mx.array
-    keys: mx.array
-    values: mx.array
-    log_decay: mx.array
-    beta: mx.array
+    shape: DeltaShape
+    weights: DeltaWeights
+
+    @property
+    def outputs(self) -> int:
+        """See `RecurrentMixer`."""
+        return self.shape.values
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """See `RecurrentMixer`."""
+        return self.shape.dtype
+
+    @property
+    def state_shapes(self) -> tuple[ArrayShape, ...]:
+        """See `RecurrentMixer`."""
+        return self.shape.state_shapes
+
+    def advance(
+        self, product: mx.array, states: Sequence[mx.array], counts: mx.array | None
+    ) -> tuple[mx.array, list[mx.array]]:
+        """See `RecurrentMixer`."""
+        outputs, after = delta_layer(self.shape, self.weights, product, DeltaState(*states), counts)
+        return outputs, list(after)
+
+
+class ShortConvolution(NamedTuple):
+    """A short convolution between its products: `RecurrentMixer`. `weight` [channels, kernel]."""
+
+    weight: mx.array
+    bias: mx.array | None
+
+    @property
+    def outputs(self) -> int:
+        """See `RecurrentMixer`."""
+        return self.weight.shape[0]
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """See `RecurrentMixer`."""
+        return self.weight.dtype
+
+    @property
+    def state_shapes(self) -> tuple[ArrayShape, ...]:
+        """See `RecurrentMixer`."""
+        channels, kernel = self.weight.shape
+        return (ArrayShape((kernel - 1, channels), self.weight.dtype),)
+
+    def advance(
+        self, product: mx.array, states: Sequence[mx.array], counts: mx.array | None
+    ) -> tuple[mx.array, list[mx.array]]:
+        """See `RecurrentMixer`."""
+        outputs, window = short_conv(product, states[0], self.weight, self.bias, counts)
+        return outputs, [window]
 
 
 def delta_layer(
@@ -115,9 +162,9 @@ def delta_layer(
     product: mx.array,
     before: DeltaState,
     counts: mx.array | None = None,
-) -> tuple[mx.array, DeltaState, DeltaBlock]:
-    """Outputs [rows, width, values] of a layer's joined `product` [rows, width, outputs], the rows after their first
-    `counts` [rows] tokens (all), and what `accepted` takes.
+) -> tuple[mx.array, DeltaState]:
+    """Outputs [rows, width, values] of a layer's joined `product` [rows, width, outputs], and the rows after their
+    first `counts` [rows] tokens (all).
 
     The product has queries, keys and values, z, b and a, in that order.
     """
@@ -128,19 +175,11 @@ def delta_layer(
     q, k, v = mx.split(mixed, [shape.keys, 2 * shape.keys], axis=-1)
     q, k = normalised(*(each.reshape(rows, width, shape.key_heads, shape.key_dim) for each in (q, k)))
     v = v.reshape(rows, width, heads, shape.value_dim)
-    block = DeltaBlock(inputs, k, v, *gates(a, b, weights.a_log, weights.dt_bias))
+    log_decay, beta = _first(*gates(a, b, weights.a_log, weights.dt_bias), counts)
     delta = delta_steps if width <= STEPS_MAX else delta_chunked
-    y, state = delta(q, k, v, *_first(block, counts), before.state)
+    y, state = delta(q, k, v, log_decay, beta, before.state)
     normed = gated_norm(y, z.reshape(y.shape), weights.norm, weights.eps)
-    return normed.reshape(rows, width, values), DeltaState(window, state), block
-
-
-def accepted(before: DeltaState, block: DeltaBlock, counts: mx.array) -> DeltaState:
-    """The rows `before` a verify block after its first `counts` [rows] tokens."""
-    window = _window(mx.concatenate([before.window, block.inputs], axis=1), before.window.shape[1], counts)
-    gated = _first(block, counts)
-    _, state = delta_steps(block.keys, block.keys, block.values, *gated, before.state)
-    return DeltaState(window, state)
+    return normed.reshape(rows, width, values), DeltaState(window, state)
 
 
 def short_conv(
@@ -286,12 +325,12 @@ def _inverse(lower: mx.array) -> mx.array:
     return inverse
 
 
-def _first(block: DeltaBlock, counts: mx.array | None) -> tuple[mx.array, mx.array]:
-    """The gates of a block, with neutral ones behind the first `counts` tokens."""
+def _first(log_decay: mx.array, beta: mx.array, counts: mx.array | None) -> tuple[mx.array, mx.array]:
+    """Gates [rows, width, value_heads], with neutral ones behind the first `counts` tokens."""
     if counts is None:
-        return block.log_decay, block.beta
-    inside = (mx.arange(block.beta.shape[1]) < counts[:, None])[..., None]
-    return mx.where(inside, block.log_decay, 0), mx.where(inside, block.beta, 0)
+        return log_decay, beta
+    inside = (mx.arange(beta.shape[1]) < counts[:, None])[..., None]
+    return mx.where(inside, log_decay, 0), mx.where(inside, beta, 0)
 
 
 def _window(joined: mx.array, width: int, counts: mx.array | None) -> mx.array:

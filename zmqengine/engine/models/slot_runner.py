@@ -21,13 +21,14 @@ class SlotRunner:
     """`ModelRunner` of a `DecoderModel`."""
 
     batches = rolls_back = True
-    ends_apart = False
     uncacheable_reason = ""
     padding_bytes_max = padding_bytes = 0
 
     def __init__(self, decoder: DecoderModel, context_tokens: int) -> None:
         self.decoder = decoder
-        self.slots = Slots(decoder.shapes, context_tokens, decoder.ops.storage())
+        mixing = decoder.mixing
+        self.slots = Slots(mixing.shapes, context_tokens, decoder.ops.storage(), mixing.states)
+        self.ends_apart = bool(mixing.states)
         self.blocks = SlotBlocks(self.slots)
         self.launches_ahead = self.slots.storage.writes_in_place
 
@@ -55,13 +56,7 @@ class SlotRunner:
         total = sum(piece.count for piece in pieces)
         padded = ops.padded(total)
         begins = dict(zip(order, _begins(ordered), strict=True))
-        layout = self.decoder.attention.begin(
-            [
-                PlacedPiece(piece.row.cache, piece.start, piece.count, _shift(piece.row, piece.start))
-                for piece in ordered
-            ],
-            padded,
-        )
+        layout = self.decoder.mixing.begin([_placed(piece) for piece in ordered], padded)
         chosen = _Wanted(ordered, [begins[index] for index in range(len(pieces))], pieces, width)
         inputs = Inputs(
             self._tokens(pieces, order, tokens, padded),
@@ -139,7 +134,9 @@ class SlotRunner:
     @property
     def copied_bytes(self) -> int:
         """See `ModelRunner`."""
-        return max((pool.bytes for pool in self.slots.pools.values()), default=0)
+        states = self.slots.states
+        state_bytes = 0 if states is None else states.rows * states.slot_bytes
+        return max((pool.bytes for pool in self.slots.pools.values()), default=0) + state_bytes
 
     def clear(self) -> None:
         """See `ModelRunner`."""
@@ -195,6 +192,11 @@ class _Wanted:
 
 def _mlx(array: Any) -> mx.array:
     return array if isinstance(array, mx.array) else mx.array(array)
+
+
+def _placed(piece: RowPiece) -> PlacedPiece:
+    row, start = piece.row, piece.start
+    return PlacedPiece(row.cache, start, piece.count, _shift(row, start), row, verifies=piece.samples > 1)
 
 
 def _order(piece: RowPiece) -> tuple[int, bool, int]:

@@ -7,10 +7,10 @@ from typing import Any
 import mlx.core as mx
 
 from zmqengine.engine.models.architecture import DecoderWeights
-from zmqengine.engine.models.families import gemma, glm4_moe, gpt_oss, llama
+from zmqengine.engine.models.families import gemma, glm4_moe, gpt_oss, lfm2, llama, qwen_next
 from zmqengine.engine.models.layers import Unsupported
 
-_FAMILIES = (llama, gemma, gpt_oss, glm4_moe)
+_FAMILIES = (llama, gemma, gpt_oss, glm4_moe, qwen_next, lfm2)
 
 
 def read_weights(model: Any, *, in_columns: bool = False) -> DecoderWeights:

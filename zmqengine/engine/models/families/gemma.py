@@ -38,37 +38,37 @@ MODULES = ("gemma3_text", "gemma4_text")
 
 
 class GemmaLayer(NamedTuple):
-    """A decoder layer. `qkv`: the products that the layer has: a layer that reads another's keys has only queries."""
+    """A decoder layer. `inputs`: queries, keys and values; only queries in a layer that reads another's keys."""
 
     input_norm: Norm
-    qkv: tuple[Linear, ...]
+    inputs: tuple[Linear, ...]
     mixer: HeadShape
     out: Linear
     out_norm: Norm
     mlp_norm: Norm
     mlp: Gated
     mlp_out_norm: Norm
-    beside: ExpertsBeside | None = None
+    experts: ExpertsBeside | None = None
     own: OwnInput | None = None
     scale: mx.array | None = None
 
     def before(self, ops: Ops, stream: Stream, positions: Any) -> Before:
         """See `DecoderLayer`."""
         hidden, normed = stream.summed(ops, self.input_norm)
-        product = ops.product(normed, *self.qkv)
+        product = ops.product(normed, *self.inputs)
         return Before(hidden, ops.rotate(product, self.mixer, positions))
 
-    def after(self, ops: Ops, before: Before, mixed: Any, inputs: tuple[Any, ...]) -> Stream:
+    def after(self, ops: Ops, before: Before, mixed: Any, beside: tuple[Any, ...]) -> Stream:
         """See `DecoderLayer`."""
         attended = ops.norm(ops.product(mixed, self.out), self.out_norm)
         hidden, normed = ops.add_and_norm(before.hidden, attended, self.mlp_norm)
         outputs = ops.mlp(normed, self.mlp)
-        if self.beside is not None:
-            outputs = self.beside.added_to(ops, outputs, hidden)
+        if self.experts is not None:
+            outputs = self.experts.added_to(ops, outputs, hidden)
         added = ops.norm(outputs, self.mlp_out_norm)
         if self.own is not None:
             hidden = hidden + added
-            added = self.own.added(ops, hidden, *inputs)
+            added = self.own.added(ops, hidden, *beside)
         if self.scale is None:
             return Stream(hidden, added)
         return Stream((hidden + added) * self.scale)

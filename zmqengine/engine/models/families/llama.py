@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from zmqengine.engine.models.architecture import Before, DecoderWeights, Stream
+from zmqengine.engine.models.architecture import Before, DecoderWeights, Mixer, Stream
 from zmqengine.engine.models.layers import Experts, Gated, HeadShape, Linear, Norm, Router, Unsupported
 from zmqengine.engine.models.ops import Ops
 from zmqengine.engine.models.reading import (
@@ -26,11 +26,11 @@ MODULES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 
 
 class LlamaLayer(NamedTuple):
-    """A decoder layer. `qkv`: one joined product for queries, keys and values, or three."""
+    """A decoder layer. `inputs`: the product of queries, keys and values, or three of them, or that of a recurrence."""
 
     input_norm: Norm
-    qkv: tuple[Linear, ...]
-    mixer: HeadShape
+    inputs: tuple[Linear, ...]
+    mixer: Mixer
     out: Linear
     mlp_norm: Norm
     mlp: Gated | Experts
@@ -38,10 +38,12 @@ class LlamaLayer(NamedTuple):
     def before(self, ops: Ops, stream: Stream, positions: Any) -> Before:
         """See `DecoderLayer`."""
         hidden, normed = stream.summed(ops, self.input_norm)
-        product = ops.product(normed, *self.qkv)
-        return Before(hidden, ops.rotate(product, self.mixer, positions))
+        product = ops.product(normed, *self.inputs)
+        if isinstance(self.mixer, HeadShape):
+            return Before(hidden, ops.rotate(product, self.mixer, positions))
+        return Before(hidden, (product,))
 
-    def after(self, ops: Ops, before: Before, mixed: Any, inputs: tuple[Any, ...]) -> Stream:
+    def after(self, ops: Ops, before: Before, mixed: Any, beside: tuple[Any, ...]) -> Stream:
         """See `DecoderLayer`."""
         attended = ops.product(mixed, self.out)
         hidden, normed = ops.add_and_norm(before.hidden, attended, self.mlp_norm)
