@@ -13,8 +13,8 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear
 from mlx.utils import tree_unflatten
 
+from zmqengine.engine.embedding.cpu_math import exp_minus, gelu, gelu_tanh, silu
 from zmqengine.engine.models import arrays
-from zmqengine.engine.models.cpu_math import exp_minus, gelu, gelu_tanh, silu
 
 SCORES_MIN = 16_384
 """Fewer scores take MLX less time than the calls of the own softmax: it computes about 50 of them in a microsecond."""

@@ -16,7 +16,6 @@ from zmqengine.engine.kv.block_layout import BlockLayout, Parts, start
 from zmqengine.engine.models import mlx_lm_caches as caches_of
 from zmqengine.engine.models.mlx_lm_caches import Caches, CacheShape
 from zmqengine.engine.models.model_runner import FeatureSource, Outputs, RowPiece
-from zmqengine.engine.models.trunk import trunk_of
 from zmqengine.engine.row import Row
 
 PIECE_TOKENS = 64
@@ -291,6 +290,19 @@ class MlxLmRunner:
     def clear(self) -> None:
         """See `ModelRunner`."""
         self._batches, self._open = [], []
+
+
+def trunk_of(model: Any) -> Any:
+    """The part of a language model that ends with its last norm, before the product that makes logits.
+
+    Raises `AttributeError` for a model that has none under the usual names.
+    """
+    owner = getattr(model, "language_model", model)
+    for name in ("model", "transformer", "backbone"):
+        trunk = getattr(owner, name, None)
+        if callable(trunk):
+            return trunk
+    raise AttributeError("no layers apart from the logits")
 
 
 def _has_features(piece: RowPiece) -> bool:

@@ -12,6 +12,16 @@ import mlx.core as mx
 from mlx.nn.layers.activations import gelu_approx
 
 from zmqengine.engine.models.architecture import Before, DecoderWeights, Stream
+from zmqengine.engine.models.families.reading import (
+    expect_parts,
+    expect_products,
+    gated_of,
+    joined,
+    linear_of,
+    norm_of,
+    query_key_norms,
+    rotation_of,
+)
 from zmqengine.engine.models.layers import (
     Experts,
     Gated,
@@ -23,16 +33,6 @@ from zmqengine.engine.models.layers import (
     Unsupported,
 )
 from zmqengine.engine.models.ops import Ops
-from zmqengine.engine.models.reading import (
-    expect_parts,
-    expect_products,
-    gated_of,
-    joined,
-    linear_of,
-    norm_of,
-    query_key_norms,
-    rotation_of,
-)
 
 MODULES = ("gemma3_text", "gemma4_text")
 
@@ -98,7 +98,7 @@ class OwnInput(NamedTuple):
     norm: Norm
 
     def added(self, ops: Ops, hidden: Any, own: Any) -> Any:
-        """What is added to the hidden states for an input [tokens, width]."""
+        """The numbers added to the hidden states for an input [tokens, width]."""
         gated = gelu_approx(ops.product(hidden, self.gate)) * own
         return ops.norm(ops.product(gated, self.projection), self.norm)
 

@@ -6,8 +6,7 @@ from typing import Any
 
 from zmqengine.engine.models.architecture import DecoderWeights
 from zmqengine.engine.models.families.llama import LlamaLayer, heads_of
-from zmqengine.engine.models.layers import Experts, Gated, Linear, Router, Unsupported
-from zmqengine.engine.models.reading import (
+from zmqengine.engine.models.families.reading import (
     expect_parts,
     expect_products,
     gated_of,
@@ -16,6 +15,7 @@ from zmqengine.engine.models.reading import (
     norm_of,
     with_view,
 )
+from zmqengine.engine.models.layers import Experts, Gated, Linear, Router, Unsupported
 
 MODULES = ("glm4_moe",)
 

@@ -8,8 +8,7 @@ import mlx.core as mx
 
 from zmqengine.engine.models.architecture import DecoderWeights
 from zmqengine.engine.models.families.llama import LlamaLayer
-from zmqengine.engine.models.layers import Experts, HeadShape, Router
-from zmqengine.engine.models.reading import (
+from zmqengine.engine.models.families.reading import (
     expect_parts,
     expect_products,
     gated_of,
@@ -18,6 +17,7 @@ from zmqengine.engine.models.reading import (
     norm_of,
     rotation_of,
 )
+from zmqengine.engine.models.layers import Experts, HeadShape, Router
 
 MODULES = ("gpt_oss",)
 

@@ -6,8 +6,7 @@ from typing import Any
 
 from zmqengine.engine.models.architecture import DecoderWeights, Mixer
 from zmqengine.engine.models.families.llama import LlamaLayer
-from zmqengine.engine.models.layers import Experts, Gated, HeadShape, Linear, Router
-from zmqengine.engine.models.reading import (
+from zmqengine.engine.models.families.reading import (
     expect_parts,
     expect_products,
     gated_of,
@@ -17,6 +16,7 @@ from zmqengine.engine.models.reading import (
     query_key_norms,
     rotation_of,
 )
+from zmqengine.engine.models.layers import Experts, Gated, HeadShape, Linear, Router
 from zmqengine.engine.models.recurrence import ShortConvolution
 
 MODULES = ("lfm2", "lfm2_moe")

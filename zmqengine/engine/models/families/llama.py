@@ -7,9 +7,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from zmqengine.engine.models.architecture import Before, DecoderWeights, Mixer, Stream
-from zmqengine.engine.models.layers import Experts, Gated, HeadShape, Linear, Norm, Router, Unsupported
-from zmqengine.engine.models.ops import Ops
-from zmqengine.engine.models.reading import (
+from zmqengine.engine.models.families.reading import (
     expect_parts,
     expect_products,
     gated_of,
@@ -20,6 +18,8 @@ from zmqengine.engine.models.reading import (
     query_key_norms,
     rotation_of,
 )
+from zmqengine.engine.models.layers import Experts, Gated, HeadShape, Linear, Norm, Router, Unsupported
+from zmqengine.engine.models.ops import Ops
 
 # Modules of mlx-lm. It loads Mistral as a Llama.
 MODULES = ("llama", "qwen2", "qwen3", "qwen3_moe")

@@ -9,9 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from zmqengine.engine.models.architecture import Before, DecoderWeights, Mixer, Stream
-from zmqengine.engine.models.layers import Experts, Gated, HeadShape, Linear, Norm, Router, Unsupported
-from zmqengine.engine.models.ops import Ops, gate_of
-from zmqengine.engine.models.reading import (
+from zmqengine.engine.models.families.reading import (
     expect_parts,
     expect_products,
     gated_of,
@@ -22,6 +20,8 @@ from zmqengine.engine.models.reading import (
     query_key_norms,
     rotation_of,
 )
+from zmqengine.engine.models.layers import Experts, Gated, HeadShape, Linear, Norm, Router, Unsupported
+from zmqengine.engine.models.ops import Ops, gate_of
 from zmqengine.engine.models.recurrence import DeltaShape, DeltaWeights, GatedDelta
 
 MODULES = ("qwen3_5", "qwen3_next")
@@ -142,8 +142,8 @@ def _delta(net: Any, dtype: mx.Dtype) -> GatedDelta:
 
 
 def _joined_order(shape: DeltaShape) -> np.ndarray:
-    """Where the joined products of Qwen3-Next, which are ordered by key head, have the outputs that `GatedDelta` takes:
-    all queries, keys and values, z, b and a."""
+    """The indices of the outputs that `GatedDelta` takes, all queries, keys and values, z, b and a, in the joined
+    products of Qwen3-Next, which are ordered by key head."""
     group = shape.value_heads // shape.key_heads
     widths = (shape.key_dim, shape.key_dim, group * shape.value_dim, group * shape.value_dim)
     wide = np.arange(shape.key_heads * sum(widths)).reshape(shape.key_heads, -1)
