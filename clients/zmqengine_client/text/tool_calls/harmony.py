@@ -19,6 +19,8 @@ _MESSAGE = "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=(functions\.)?([\w.-]+)")
+_ARGUMENTS = re.compile(r"\s*(?:```(?:json)?\s*)?(?=\{)")
+_BEFORE_ARGUMENTS = re.compile(r"\s*(?:`{1,3}(?:j(?:s(?:on?)?)?)?\s*)?")
 _BUILT_IN = re.compile(r"(?:python|browser|container|assistant|user|system|developer|all)(?:\.|$)")
 """Recipients that are no functions of the caller. Source: https://cookbook.openai.com/articles/openai-harmony."""
 
@@ -100,9 +102,12 @@ class HarmonySplitter:
         sure = place if end else len(self._held) - max(overlap(self._held, each) for each in _ENDS)
         body = self._held[:sure]
         if self._state == "call" and self._arguments is None:
-            if not end and not body.strip() and len(body) <= HEADER_CHARS_MAX:
+            if not end and _BEFORE_ARGUMENTS.fullmatch(body) and len(body) <= HEADER_CHARS_MAX:
                 return False
-            # A message to a function without arguments is content.
+            if not body.strip():
+                self._held = "{}" + self._held
+                return True
+            # A message to a function with a text in place of arguments is content.
             self._state = "content"
         self._held = self._held[sure + len(end) :]
         if self._state != "call":
@@ -121,8 +126,10 @@ class HarmonySplitter:
     def _read_arguments(self, deltas: list[Delta]) -> bool:
         """Stream the arguments in the held text; False after their end, and for text that is no arguments."""
         if self._arguments is None:
-            if not self._held.lstrip().startswith("{"):
+            begin = _ARGUMENTS.match(self._held)
+            if not begin:
                 return False
+            self._held = self._held[begin.end() :]
             self._arguments = JsonArguments()
             self.saw_call = True
             deltas.append(Delta("call_start", "", self._function))

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections import deque
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -50,16 +52,25 @@ class ArgumentsParser(Protocol):
 class JsonArguments:
     """An `ArgumentsParser` of one object, from its `{` to its `}`.
 
-    With `keywords`, of Python keyword arguments after the `(`; with `arrays`, of an array too. `quote` is an
-    additional string delimiter of some models.
+    With `keywords`, of an object or of Python arguments after the `(`: those without a keyword have the names of
+    `positions`. With `arrays`, of an array too. `quote` is an additional string delimiter of some models.
     """
 
-    def __init__(self, *, keywords: bool = False, arrays: bool = False, quote: str = GEMMA_QUOTE) -> None:
+    def __init__(
+        self,
+        *,
+        keywords: bool = False,
+        positions: Sequence[str] = (),
+        arrays: bool = False,
+        quote: str = GEMMA_QUOTE,
+    ) -> None:
         self.done = False
         self.broken = False
         self.rest = ""
         self._open: list[str] = ["("] if keywords else []
         self._begun = not keywords
+        self._keywords = keywords
+        self._positions = deque(positions)
         self._own_quote = quote
         self._arrays = arrays
         self._quote = ""
@@ -71,8 +82,15 @@ class JsonArguments:
     def feed(self, text: str) -> str:
         """Parse more text; returns the JSON it adds."""
         self.rest += text
-        pieces = [] if self._begun else ["{"]
-        self._begun = True
+        pieces = []
+        if not self._begun and (first := self.rest.lstrip()[:1]):
+            self._begun = True
+            if first == "{":
+                self._open, self._awaited = [], "value"
+            else:
+                pieces.append("{")
+        if not self._begun:
+            return ""
         try:
             while self.rest and not self.done:
                 piece = self._in_string() if self._quote else self._next()
@@ -104,14 +122,40 @@ class JsonArguments:
             self._comma = True
             self._awaited = "value" if self._open[-1] == "[" else "key"
             return ""
+        if self._awaited == "key" and self._open[-1] == "(":
+            positional = self._is_positional(first)
+            if positional is None:
+                return None
+            if positional:
+                return self._position()
         if first in "{[" and self._awaited == "value":
             return self._begin(first)
         quote = first if first in "\"'" else self._own_quote
+        if self._keywords and first in "\"'":
+            if len(self.rest) < 3 and first * len(self.rest) == self.rest:
+                return None
+            quote = first * 3 if self.rest.startswith(first * 3) else first
         if self.rest.startswith(quote):
             return self._begin_string(quote)
         if quote.startswith(self.rest):
             return None
         return self._word()
+
+    def _is_positional(self, first: str) -> bool | None:
+        """Whether an argument of a Python call has no keyword; None if that depends on the text to come."""
+        if first in "\"'{[":
+            return True
+        word = _WORD.match(self.rest)
+        if word is None:
+            return False
+        behind = self.rest[word.end() :].lstrip()
+        return not behind.startswith("=") if behind else None
+
+    def _position(self) -> str:
+        if not self._positions:
+            raise Malformed("no name for an argument")
+        self._awaited = "value"
+        return f'{self._separator()}"{escaped(self._positions.popleft())}":'
 
     def _take(self, wanted: str, first: str) -> None:
         if first != wanted:
@@ -201,6 +245,8 @@ class JsonArguments:
         if self._awaited == "key":
             if not _KEY.fullmatch(word):
                 raise Malformed("no key")
+            if self._open[-1] == "(" and word in self._positions:
+                self._positions.remove(word)
             written, self._awaited = f'"{escaped(word)}"', "colon"
         elif word in CONSTANTS:
             written, self._awaited = json.dumps(CONSTANTS[word]), "after"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from zmqengine_client.text.tool_calls.call_format import (
     CallFormat,
@@ -13,11 +14,14 @@ from zmqengine_client.text.tool_calls.call_format import (
     skip,
 )
 from zmqengine_client.text.tool_calls.call_layout import CallLayout
+from zmqengine_client.text.tool_calls.json_arguments import ArgumentsParser, JsonArguments
 from zmqengine_client.text.tool_calls.lenient_json import Malformed, read_value, read_whole
+from zmqengine_client.text.tool_calls.schema_types import property_names
 
 # DeepSeek's markers contain a fullwidth bar, and a lower block for a space.
 BAR, GAP = "\uff5c", "\u2581"
 _BETWEEN = " \t\r\n;,"
+_FENCE = re.compile(r"\s*```(?:json)?\s*(.*?)\s*```\s*", re.DOTALL)
 
 
 def parse_json(text: str, schemas: Schemas) -> list[ParsedCall]:
@@ -30,6 +34,8 @@ def _values(text: str) -> list[object]:
     """The JSON values in a text, with lists flattened."""
     values: list[object] = []
     at = 0
+    if fenced := _FENCE.fullmatch(text):
+        text = fenced[1]
     while (at := skip(text, at, _BETWEEN)) < len(text):
         value, at = read_value(text, at)
         values += value if isinstance(value, list) else [value]
@@ -39,11 +45,14 @@ def _values(text: str) -> list[object]:
 def _json_call(value: object) -> ParsedCall:
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = value["function"]
-    name = (value.get("name") or value.get("tool_name")) if isinstance(value, dict) else None
+    names = [value.get(each) for each in ("name", "tool_name", "function")] if isinstance(value, dict) else []
+    name = next((each for each in names if each), None)
     if not isinstance(value, dict) or not isinstance(name, str):
         raise Malformed("a call is an object with a name")
     arguments = value.get("arguments", value.get("parameters", {}))
-    return ParsedCall(name, as_arguments(read_whole(arguments) if isinstance(arguments, str) else arguments))
+    if isinstance(arguments, str):
+        arguments = read_whole(arguments) if arguments.strip() else None
+    return ParsedCall(name, as_arguments(arguments))
 
 
 def parse_llama4(text: str, schemas: Schemas) -> list[ParsedCall]:
@@ -51,14 +60,24 @@ def parse_llama4(text: str, schemas: Schemas) -> list[ParsedCall]:
     return parse_json(text.replace("<|python_end|>", " "), schemas)
 
 
+def read_python(parameters: Mapping[str, object], end: str) -> ArgumentsParser:
+    """Make a parser of the arguments of a Python call, or of an object."""
+    return JsonArguments(keywords=True, positions=property_names(parameters))
+
+
 # A single call, or the next one of a list.
-_JSON_CALL = (
+JSON_CALL = (
     r'(?:\[\s*)?\{\s*(?:"tool_call_id"\s*:\s*"[^"]*"\s*,\s*)?"(?:tool_)?name"\s*:\s*"([^"\\]+)"\s*,\s*'
     r'"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
-_JSON_TAIL = re.compile(r'(?:\s*,\s*"id"\s*:\s*"[^"]*")?\s*\}')
-_JSON_HEADER = re.compile(r"\s*" + _JSON_CALL)
-_LLAMA4_HEADER = re.compile(r"\s*(?:<\|python_end\|>\s*)?" + _JSON_CALL)
+_JSON_TAIL = re.compile(r'(?:\s*,\s*"id"\s*:\s*"[^"]*")?(?:\s*\})+(?:\s*```)?')
+PYTHON_CALL = r"(?:\[\s*)?([A-Za-z_][\w.]*)\s*\("
+# Llama 3.1 writes this beside its template, and leaves out the bracket.
+_TAGGED_CALL = r"([\w.-]+)\s*>?\s*(?=\{)"
+_LLAMA3_HEADER = re.compile(rf"\s*(?:{JSON_CALL}|{_TAGGED_CALL}|([A-Za-z_]\w*)\.call\()")
+EITHER_TAIL = re.compile(r"\s*[)}]?")
+_JSON_HEADER = re.compile(r"\s*" + JSON_CALL)
+_LLAMA4_HEADER = re.compile(rf"\s*(?:<\|python_end\|>\s*)?(?:{JSON_CALL}|{PYTHON_CALL})")
 _KEYED_HEADER = re.compile(r'\s*(?:\[\s*)?\{\s*"([^"\\]+)"\s*:\s*(?=\{)')
 # A list of JSON calls, or a name followed by its arguments.
 _MISTRAL_START = re.compile(
@@ -71,7 +90,7 @@ _KIMI_HEADER = re.compile(
 )
 _KIMI_TAIL = re.compile(r"\s*<\|tool_call_end\|>")
 _DEEPSEEK_HEADER = re.compile(
-    f"\\s*<{BAR}tool{GAP}call{GAP}begin{BAR}>\\s*(?:function\\s*<{BAR}tool{GAP}sep{BAR}>\\s*([\\w.-]+)\\s*```(?:json)?"
+    f"\\s*<{BAR}tool{GAP}call{GAP}begin{BAR}>\\s*(?:function\\s*<{BAR}tool{GAP}sep{BAR}>\\s*([\\w.-]+)\\s*(?:```(?:json)?)?"
     f"|([\\w.-]+)\\s*<{BAR}tool{GAP}sep{BAR}>)\\s*(?=\\{{)"
 )
 _DEEPSEEK_TAIL = re.compile(f"\\s*(?:```\\s*)?<{BAR}tool{GAP}call{GAP}end{BAR}>")
@@ -83,8 +102,8 @@ _SOLAR_HEADER = re.compile(
 )
 
 
-_JSON_SHAPES = ('{"name": "NAME",', '{"tool_name": "NAME",', '{"tool_call_id":')
-_WHOLE_JSON = ("{",)
+JSON_SHAPES = ('{"name": "NAME",', '{"tool_name": "NAME",', '{"tool_call_id":')
+WHOLE_JSON = ("{", "```{", "```json{")
 
 
 def _listed(call: str, end: str) -> CallLayout:
@@ -100,7 +119,7 @@ _COHERE_CALL = '{"tool_call_id": "«number»", "tool_name": "«name»", "paramet
 def _json(start: str, end: str, *layouts: CallLayout) -> CallFormat:
     return CallFormat(
         start, end, _JSON_HEADER, _JSON_TAIL, parse=parse_json,
-        shapes=_JSON_SHAPES, wholes=_WHOLE_JSON, loose=True, layouts=layouts,
+        shapes=JSON_SHAPES, wholes=WHOLE_JSON, loose=True, layouts=layouts,
     )  # fmt: skip
 
 
@@ -126,8 +145,11 @@ JSON_FORMATS: dict[str, CallFormat] = {
     ),
     "longcat": _one_each("<longcat_tool_call>", "</longcat_tool_call>"),
     "nemotron": _json("<TOOLCALL>", "</TOOLCALL>", _listed(_CALL, "</TOOLCALL>")),
-    "phi4_mini": _json("<|tool_call|>", "<|/tool_call|>", _listed(_CALL, "<|/tool_call|>")),
-    "granite": _json("<|tool_call|>", "", _listed(_CALL, "")),
+    "phi4_mini": _json("<|tool_call|>", "<|/tool_call|>", _listed(_CALL, "<|/tool_call|>"))._replace(
+        blocks=(("functools", ""),)
+    ),
+    # Some outputs have the marker as text.
+    "granite": _json("<|tool_call|>", "", _listed(_CALL, ""))._replace(blocks=(("<tool_call>", ""),)),
     "internlm2": _json(
         "<|action_start|><|plugin|>", "<|action_end|>",
         CallLayout(_CALL, before="\n", between="<|action_end|><|action_start|><|plugin|>\n", after="<|action_end|>"),
@@ -156,17 +178,21 @@ JSON_FORMATS: dict[str, CallFormat] = {
     "mistral": CallFormat(
         "[TOOL_CALLS]", "", _MISTRAL_START, _MISTRAL_TAIL, parse=parse_json, written_id="{index:09}",
         follows=('{"', "{}", '{ "', "{\n"),
-        shapes=("NAME[ARGS]", "NAME[CALL_ID]", "NAME{", *_JSON_SHAPES), wholes=_WHOLE_JSON, loose=True,
+        shapes=("NAME[ARGS]", "NAME[CALL_ID]", "NAME{", *JSON_SHAPES), wholes=WHOLE_JSON, loose=True,
         layouts=(
             CallLayout("«name»[ARGS]«arguments»", between="[TOOL_CALLS]", markers=("[ARGS]",), when="[ARGS]"),
             CallLayout(_CALL, before="[", between=", ", after="]"),
             CallLayout(_CALL, before=" [", between=", ", after="]"),
         ),
     ),
-    "llama3_json": _json("<|python_tag|>", "", CallLayout(_PARAMETERS, between="; "))._replace(bare=True),
+    "llama3_json": _json("<|python_tag|>", "", CallLayout(_PARAMETERS, between="; "))._replace(
+        header=_LLAMA3_HEADER, tail=re.compile(rf"(?:{_JSON_TAIL.pattern})?"), read=read_python, bare=True,
+        blocks=(("<function=", "</function>"),), shapes=(*JSON_SHAPES, "NAME>{", "NAME{", "NAME.call("),
+    ),
     "llama4_json": CallFormat(
-        "<|python_start|>", "", _LLAMA4_HEADER, re.compile(r"\s*\}\s*(?:<\|python_end\|>)?"),
-        parse=parse_llama4, bare=True, shapes=_JSON_SHAPES, wholes=(*_WHOLE_JSON, "<|python_end|>"), loose=True,
+        "<|python_start|>", "", _LLAMA4_HEADER, re.compile(r"\s*[)}\]]*\s*(?:<\|python_end\|>)?"), read=read_python,
+        parse=parse_llama4, bare=True, shapes=(*JSON_SHAPES, "NAME("), wholes=(*WHOLE_JSON, "<|python_end|>"),
+        loose=True,
         layouts=(CallLayout(_PARAMETERS),),
     ),
     "kimi_k2": CallFormat(
@@ -174,7 +200,9 @@ JSON_FORMATS: dict[str, CallFormat] = {
         written_id="functions.{name}:{index}",
         # Some outputs have the singular.
         blocks=(("<|tool_call_section_begin|>", "<|tool_call_section_end|>"),),
-        shapes=("<|tool_call_begin|>functions.NAME:", "<|tool_call_begin|>NAME:", "<|tool_call_begin|>NAME<|"),
+        shapes=tuple(
+            f"<|tool_call_begin|>{space}NAME{end}" for space in ("functions.", "") for end in (":", "<|")
+        ),
         opener="<|tool_call_begin|>",
         layouts=(
             CallLayout(

@@ -54,10 +54,10 @@ def argument_types(parameters: Schema, key: str, declared: str | None = None) ->
     )
 
 
-def property_names(parameters: Schema) -> set[str]:
-    """The names of the arguments that a schema describes."""
+def property_names(parameters: Schema) -> list[str]:
+    """The names of the arguments that a schema describes, in its order."""
     properties = resolved(parameters, parameters).get("properties")
-    return set(properties) if isinstance(properties, Mapping) else set()
+    return list(properties) if isinstance(properties, Mapping) else []
 
 
 def property_of(parameters: Schema, key: str) -> object:

@@ -6,11 +6,12 @@ its arguments on, a call is streamed; the rest of the text between the markers i
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 import msgspec
 
-from zmqengine_client.text.tool_calls.call_format import HEADER_CHARS_MAX, CallFormat, Schemas
+from zmqengine_client.text.tool_calls.call_format import HEADER_CHARS_MAX, CallFormat, Schemas, skip
 from zmqengine_client.text.tool_calls.content_edges import ContentEdges, LineStarts
 from zmqengine_client.text.tool_calls.deltas import Delta, Kind, TextUpTo, earliest, overlap
 from zmqengine_client.text.tool_calls.json_arguments import ArgumentsParser
@@ -18,6 +19,7 @@ from zmqengine_client.text.tool_calls.lenient_json import Malformed
 from zmqengine_client.text.tool_calls.markers import Markers
 
 _BETWEEN = " \t\r\n;,"
+_FENCE = re.compile(r"```(?:json)?\s*(?=[\[{])")
 State = Literal["content", "reasoning", "call"]
 
 
@@ -53,6 +55,7 @@ class MarkerSplitter:
         self._final = False
         self._trim_newlines = reasoning_open
         self._at_start = not reasoning_open
+        self._may_reopen = reasoning_open and bool(markers.think_start)
         self._edges = ContentEdges(markers.think_end)
         self._lines = LineStarts()
         self._starts = self._call_starts()
@@ -115,6 +118,8 @@ class MarkerSplitter:
             return False
         if self._state == "call":
             return self._advance_call(deltas)
+        if self._may_reopen:
+            return self._skip_second_start()
         if self._state == "content":
             rest = self._edges.after_leading_end(self._held)
             if rest is not None:
@@ -125,6 +130,16 @@ class MarkerSplitter:
             if self._begins_bare_call():
                 return True
         return self._advance_text(deltas, self._state)
+
+    def _skip_second_start(self) -> bool:
+        """Drop the marker of reasoning that a model repeats behind the prompt's; False if more text is needed."""
+        start = self._markers.think_start
+        if len(self._held) < len(start) and start.startswith(self._held) and not self._final:
+            return False
+        self._trim_newlines = self._held.startswith(start)
+        self._held = self._held.removeprefix(start)
+        self._may_reopen = False
+        return True
 
     def _advance_text(self, deltas: list[Delta], kind: Kind) -> bool:
         if kind == "content" and self._orphan_end:
@@ -191,7 +206,7 @@ class MarkerSplitter:
             may = may and len(text) < HEADER_CHARS_MAX and format_.may_begin(text, self._schemas)
             may = may and not (self._markers.think_end and self._markers.think_end in text)
             return None if may else False
-        if next(group for group in header.groups() if group) not in self._schemas:
+        if self._offered(next(group for group in header.groups() if group)) not in self._schemas:
             return False
         follows = (*format_.follows, *([format_.end] if format_.end and format_.follows else []))
         behind = text[header.end() :].lstrip()
@@ -307,6 +322,8 @@ class MarkerSplitter:
         if self._arguments is not None or self._format.read is None:
             return False
         text = self._held.lstrip()
+        if self._call_start and not self._streamed and (fence := _FENCE.match(text)):
+            text = text[fence.end() :]
         if len(text) < len(self._held):
             # Skipped once: each token would skip all that came before it again.
             self._blanks.append(self._held[: len(self._held) - len(text)])
@@ -317,16 +334,23 @@ class MarkerSplitter:
             if not tail:
                 return False
             start = len(text) - len(text[tail.end() :].lstrip(_BETWEEN))
+            # The end of the call before may be left out.
+            while self._call_start and text.startswith(self._call_start, start):
+                start = skip(text, start + len(self._call_start))
         header = self._format.header.match(text, start)
         if not header:
             return False
         self._held = self._held[header.end() :]
         self._blanks = []
-        name = next(group for group in header.groups() if group)
+        name = self._offered(next(group for group in header.groups() if group))
         self._arguments = self._format.read(self._schemas.get(name, {}), self._end)
         self._streamed = self.saw_call = True
         deltas.append(Delta("call_start", "", name))
         return True
+
+    def _offered(self, name: str) -> str:
+        """The name of a function as it was offered: models write it with a namespace, as in `functions.NAME`."""
+        return offered_name(name, self._schemas)
 
     def _advance_arguments(self, deltas: list[Delta], reader: ArgumentsParser) -> bool:
         text = reader.feed(self._held)
@@ -394,13 +418,21 @@ class MarkerSplitter:
             deltas.append(Delta(kind, text))
 
 
+def offered_name(name: str, schemas: Schemas) -> str:
+    """The offered name that a name with a namespace ends with; else the name itself."""
+    rest = name
+    while rest not in schemas and "." in rest:
+        rest = rest.partition(".")[2]
+    return rest if rest in schemas else name
+
+
 def parse_calls(text: str, format_: CallFormat, schemas: Schemas) -> list[Delta] | None:
     """The calls in a complete text that was not streamed, or None if it is malformed."""
     if format_.parse is None:
         return None
     try:
         return [
-            Delta("call", msgspec.json.encode(call.arguments).decode(), call.name)
+            Delta("call", msgspec.json.encode(call.arguments).decode(), offered_name(call.name, schemas))
             for call in format_.parse(text, schemas)
         ]
     except (Malformed, RecursionError, msgspec.MsgspecError, UnicodeError):

@@ -56,7 +56,7 @@ class TaggedArguments:
         self._parameters = parameters
         self._tags = tags
         self._call_end = call_end
-        self._awaited = property_names(parameters)
+        self._awaited = set(property_names(parameters))
         self._kinds: frozenset[str] = frozenset()
         self._state = "start"
         self._value = ValueText(tags, call_end, self._awaited)
@@ -186,6 +186,8 @@ class TaggedArguments:
         """The JSON of a value whose last piece this is."""
         if self._state == "text":
             self._state = "between"
+            if self._tags.padded and (line := text.rstrip(" \t")).endswith("\n"):
+                text = line
             return escaped(text.removesuffix("\n") if self._value.padded else text) + '"'
         text, self._whole, self._state = "".join((*self._whole, text)), [], "between"
         value = convert_text(without_padding(text, always=self._tags.padded), self._kinds)
@@ -244,8 +246,10 @@ class ValueText:
             at = found.start() + 1
 
     def _cut(self, text: str, end: int) -> tuple[str, bool, str]:
-        # Held back: a line break before a tag may be the tag's, and tells that the tag begins a line.
-        end -= text[:end].endswith("\n")
+        # Held back: a line break and an indentation before a tag may be the tag's.
+        line = text[:end].rstrip(" \t")
+        if line.endswith("\n") and end - len(line) < TAG_CHARS_MAX:
+            end = len(line) - 1
         self._begun = self._begun or end > 0
         return text[:end], False, text[end:]
 

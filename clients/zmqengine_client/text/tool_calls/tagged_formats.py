@@ -14,10 +14,10 @@ from zmqengine_client.text.tool_calls.tagged_arguments import TaggedArguments, T
 
 # DeepSeek and Muse prefix each tag name; MiniCPM wraps values that contain tags in CDATA.
 _PREFIX = f"(?:{BAR}DSML{BAR}|atem:)?"
-_FUNCTION = rf"""<{_PREFIX}(?:function=|function name=|invoke name=)["']?([^"'<>\s]+)["']?\s*>"""
+_FUNCTION = rf"""<{_PREFIX}(?:function=|function name=|invoke name=)\s*["']?([^"'<>\s]+)["']?\s*>"""
 _PARAMETER = (
     # The name ends where it can: an attribute behind it may hold the same characters.
-    rf"""<{_PREFIX}(?:parameter=|parameter name=|param name=)["']?([^"'<>\s]+)(?=["'\s>])["']?"""
+    rf"""<{_PREFIX}(?:parameter=|parameter name=|param name=)\s*["']?([^"'<>\s]+)(?=["'\s>])["']?"""
     r"""(?:\s+string="(?P<declared>true|false)")?[^<>]*>"""
 )
 

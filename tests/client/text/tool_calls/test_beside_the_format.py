@@ -239,6 +239,69 @@ def test_an_escape_that_json_does_not_know_keeps_its_backslash(name: str) -> Non
     assert seen.calls == [("look_up", '{"word":"\\\\d+\\\\.py C:\\\\Users \\\\*x\\\\*"}', True)]
 
 
+_JSON = '{"name": "look_up", "arguments": {"word": "a b"}}'
+_F = '{"name": "f", "arguments": {}}'
+_BEGIN, _SEP, _END = (
+    f"<\uff5ctool\u2581{word}\uff5c>" for word in ("call\u2581begin", "sep", "call\u2581end")
+)
+HABITS = [
+    ("json_tools", f"<tool_call>\n{_JSON}\n<tool_call>\n{_F}\n</tool_call>"),
+    ("json_tools", f"<tool_call>\n{_JSON}\n{_F}\n</tool_call>"),
+    ("json_tools", f"<tool_call>[{_JSON}, {_F}]</tool_call>"),
+    ("json_tools", f"<tool_call>\n```json\n{_JSON}\n```\n</tool_call><tool_call>```\n{_F}```</tool_call>"),
+    ("json_tools", f'<tool_call>{_JSON}}}</tool_call><tool_call>{{"name": "f", "arguments": ""}}</tool_call>'),
+    ("json_tools", f'<tool_call>{_JSON}</tool_call><tool_call>{{"name": "f", "arguments": null}}</tool_call>'),
+    ("json_tools", f"<tool_call>\r\n{_JSON}\r\n</tool_call>\r\n<tool_call>\r\n{_F}\r\n"),
+    ("json_tools", f'<tool_call>{_JSON.replace("look", "functions.look")}</tool_call><tool_call>{_F}</tool_call>'),
+    ("glm47", "<tool_call>functions.look_up\n<arg_key>word</arg_key>\n<arg_value>a b</arg_value>\n</tool_call>"
+              "<tool_call>f</tool_call>"),
+    ("granite", f"<tool_call>[{_JSON}, {_F}]"),
+    ("granite", f"<|tool_call|> [{_JSON}, {_F}]"),
+    ("phi4_mini", f"functools[{_JSON}, {_F}]"),
+    ("mistral", '[TOOL_CALLS]look_up[ARGS]{"word": "a b"}f[ARGS]{}'),
+    ("mistral", f"[TOOL_CALLS] {_JSON}, {_F}"),
+    ("llama3_json", '<function=look_up>{"word": "a b"}</function><function=f>{}</function>'),
+    ("llama3_json", '<function=look_up{"word": "a b"}</function><function=f{}</function>'),
+    ("llama3_json", '<|python_tag|>look_up.call(word="a b"); f.call()'),
+    ("llama3_json", '{"type": "function", "function": "look_up", "parameters": {"word": "a b"}}; ' + _F),
+    ("llama4_json", "<|python_start|>[look_up(word='a b'), f()]<|python_end|>"),
+    ("llama4_json", f"<|python_start|>{_JSON}; {_F}<|python_end|>"),
+    ("pythonic", f"<|tool_call_start|>[{_JSON}, {_F}]<|tool_call_end|>"),
+    ("pythonic", '<|tool_call_start|>[look_up("a b"), f()]<|tool_call_end|>'),
+    ("pythonic", '<|tool_call_start|>[look_up({"word": "a b"}), f({})]<|tool_call_end|>'),
+    ("pythonic", '<|tool_call_start|>look_up(word="""a b"""), f()<|tool_call_end|>'),
+    ("olmo3", '<function_calls>look_up("a b")\nf()</function_calls>'),
+    ("qwen3_coder", "<tool_call>\n  <function= look_up >\n    <parameter= word >\na b\n    </parameter>\n"
+                    '  </function>\n</tool_call>\n<tool_call>\n<function name="f">\n</function>\n</tool_call>'),
+    ("deepseek_v3", f'{_BEGIN}function{_SEP}look_up\n{{"word": "a b"}}{_END}{_BEGIN}function{_SEP}f\n{{}}{_END}'),
+    ("kimi_k2", '<|tool_call_begin|>look_up:0<|tool_call_argument_begin|>{"word": "a b"}<|tool_call_end|>'
+                "<|tool_call_begin|>functions.f<|tool_call_argument_begin|>{}<|tool_call_end|>"),
+    ("harmony", '<|channel|>commentary to=functions.look_up json<|message|>```json\n{"word": "a b"}\n```<|call|>'
+                "<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|><|call|>"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text"), HABITS)
+def test_what_models_are_used_to_write_are_calls(name: str, text: str) -> None:
+    """Their own older formats, fences, namespaces, arguments by position, and ends that are missing or too many."""
+    seen = told(name, text)
+    assert seen.calls == [("look_up", '{"word":"a b"}', True), ("f", "{}", True)]
+    assert (seen.content.strip(), seen.incomplete) == ("", False)
+
+
+def test_a_python_call_of_more_than_the_tool_takes_is_told_as_cut() -> None:
+    """No name is made up for an argument."""
+    assert told("pythonic", '<|tool_call_start|>[f("x")]<|tool_call_end|>').incomplete
+
+
+def test_a_second_marker_of_reasoning_behind_the_prompts_is_dropped() -> None:
+    """Models that learnt to write it do so where the template has opened the reasoning."""
+    seen = told("json_tools", "<think>\nplan</think>\n\nDone.", thinking=True)
+    assert (seen.reasoning, seen.content) == ("plan", "Done.")
+    seen = told("json_tools", "I write <think> now</think>Done.", thinking=True)
+    assert (seen.reasoning, seen.content) == ("I write <think> now", "Done.")
+
+
 @pytest.mark.parametrize("channel", ["commentary", "analysis", "final"])
 def test_a_recipient_without_a_namespace_is_a_call_of_an_offered_tool(channel: str) -> None:
     """gpt-oss leaves `functions.` out in long contexts; its own tools are no calls."""
