@@ -151,6 +151,7 @@ def test_a_model_that_sees_nothing_says_so(connect: Connect, worker: FakeWorker)
     asyncio.run(scenario())
 
 
+@pytest.mark.process
 def test_streams_with_images_survive_a_crash(connect: Connect) -> None:
     """The next worker knows no image: they are sent again, and each stream goes on at its next token."""
     with FakeWorker(FakeEngineConfig(vision=True, step_ms=10.0), process=True) as worker:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.prefix_cache.host_blocks import ROOMY, SALT, chain, plain
+from tools import module_graph
 from zmqengine.engine.prefix_cache.disk.directory import Directory
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +35,7 @@ def test_no_wait_deadline_or_lease_goes_by_the_clock_on_the_wall() -> None:
     found = set()
     for room in ("zmqengine/worker", "zmqengine/engine", "zmqengine/serve", "zmqengine/protocol", "clients"):
         for path in (ROOT / room).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            for node in ast.walk(module_graph.tree(path)):
                 if (
                     isinstance(node, ast.Attribute)
                     and node.attr in ("time", "time_ns")

@@ -16,7 +16,7 @@ from zmqengine.worker.process.parent import EXIT_HOPELESS
 pytest.importorskip("mlx.core")
 
 
-@pytest.mark.parametrize("supervise", [True, False])
+@pytest.mark.parametrize("supervise", [pytest.param(True, marks=pytest.mark.process), False])
 def test_a_worker_without_a_device_says_so_once(
     supervise: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -160,7 +160,7 @@ def test_a_bound_is_the_same_alone_in_a_batch_parked_resumed_and_drafted(pico: P
     together = run_all(pico.engine(), rows())
     assert [together.ids(place) for place in range(10)] == wanted
     words = pico.loaded.info.vocab_size
-    for widths in ((4,), (8,), (4, 8)):
+    for widths in ((4,), (4, 8)):
         drafts = speculator(ForcedRuns(), Predictions(), Ngrams(words), widths=widths)
         drafted = run_all(
             pico.engine(speculator=drafts),
@@ -168,7 +168,7 @@ def test_a_bound_is_the_same_alone_in_a_batch_parked_resumed_and_drafted(pico: P
         )
         assert [drafted.ids(place) for place in range(10)] == wanted
         assert drafted.drafts
-    for cut in range(1, 30, 3):
+    for cut in range(1, 30, 7):
         resumed = [
             replace(row, emitted=wanted[row.row][:cut]) for row in rows() if len(wanted[row.row]) > cut
         ]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import pytest
 
 from tests.support.engines import Run, finish, greedy, make_engine, step
@@ -10,16 +13,21 @@ from zmqengine.engine.interface import RowRequest
 
 _HEAD = [1 + place * 7 % 300 for place in range(150)]
 _ROWS = [_HEAD, [*_HEAD[:140], 5, 9, 2], [3, 1, 4], [*_HEAD, 8, 8]]
-_TOKENS = 12
+_TOKENS = 8
 # mlx-lm raises when rows of these are stepped together. All others share a batch.
 ROW_BY_ROW = {"gemma2", "llama4"}
+
+
+@functools.lru_cache(None)
+def model_of(name: str) -> Any:
+    return build_model(ARCHITECTURES[name])
 
 
 @pytest.mark.parametrize("kernels", ["auto", "mlx"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_rows_of_every_architecture_make_the_tokens_that_mlx_lm_makes(name: str, kernels: str) -> None:
     """Rows join while others run, where the model can batch; every model reuses prefixes of other rows and turns."""
-    model = build_model(ARCHITECTURES[name])
+    model = model_of(name)
     wanted = [greedy(model, prompt, _TOKENS) for prompt in _ROWS]
     engine = make_engine(model, kernels=kernels)
     assert engine.info.batchable == (name not in ROW_BY_ROW)

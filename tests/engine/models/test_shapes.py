@@ -15,7 +15,7 @@ from zmqengine.engine.models import attention, slot_runner
 from zmqengine.engine.models.attention import padded
 from zmqengine.engine.models.ops import PlainOps
 
-STEPS = 300
+STEPS = 200
 
 
 class Shapes:

@@ -166,7 +166,12 @@ def answered(number: int, said: str, content: object = None) -> list[dict[str, A
             {"model": "fake", "max_tokens": 150, "messages": [{"role": "user", "content": "x"}]},
             "message_stop",
         ),
-        ("/v1/responses", {"model": "fake", "max_output_tokens": 150, "input": "x"}, "response.incomplete"),
+        pytest.param(
+            "/v1/responses",
+            {"model": "fake", "max_output_tokens": 150, "input": "x"},
+            "response.incomplete",
+            marks=pytest.mark.process,
+        ),
     ],
 )
 def test_a_worker_that_dies_in_mid_stream_is_not_noticed(path: str, body: dict[str, Any], last: str) -> None:

@@ -48,7 +48,7 @@ LOSSY = {
 each = pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(DIRECTORY)) for path in FILES])
 
 
-@functools.lru_cache(4)
+@functools.cache
 def model_at(path: Path) -> Model:
     facts = path.with_suffix(".json")
     return model_of(path.read_text(), json.loads(facts.read_text()) if facts.exists() else {})

@@ -220,7 +220,7 @@ def test_a_client_of_http_1_0_gets_its_stream_unchunked(front: Front) -> None:
 
 
 def test_clients_that_stop_reading_end_alone() -> None:
-    """Four of them, with much output each: after a while they are gone, their rows too, and others are served."""
+    """Two of them, with much output each: after a while they are gone, their rows too, and others are served."""
     config = FakeEngineConfig(rows_max=64, context_tokens=1_000_000)
     greedy = chat(stream=True, n=4, logprobs=True, top_logprobs=20, ignore_eos=True, max_tokens=900_000)
     body = json.dumps(greedy).encode()
@@ -228,11 +228,11 @@ def test_clients_that_stop_reading_end_alone() -> None:
         FakeWorker(config, process=True, rows_max=64) as worker,
         serving(HttpConfig(workers=(worker.address,), write_timeout_ms=500)) as front,
     ):
-        stalled = [connect(front, received_bytes=4096) for _ in range(4)]
+        stalled = [connect(front, received_bytes=4096) for _ in range(2)]
         for connection in stalled:
             connection.sendall(head(body=body) + body)
         # One byte shows that it has begun; from then on it reads nothing.
-        assert [connection.recv(1) for connection in stalled] == [b"H"] * 4
+        assert [connection.recv(1) for connection in stalled] == [b"H"] * 2
         (link,) = front.service.pool.workers
         wait_until(lambda: link.running == 0, "all have ended")
         wait_until(lambda: post(front, CHAT, chat(max_tokens=3)).status == 200, "others are served")

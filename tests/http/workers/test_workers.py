@@ -65,7 +65,9 @@ def test_the_context_is_the_workers_and_not_the_models() -> None:
         assert (refused.status, refused.json["error"]["message"][:18]) == (400, "prompt is too long")
 
 
-@pytest.mark.parametrize("opened", [True, False], ids=["opened", "not-opened"])
+@pytest.mark.parametrize(
+    "opened", [True, pytest.param(False, marks=pytest.mark.process)], ids=["opened", "not-opened"]
+)
 def test_a_stream_survives_the_death_of_its_worker(opened: bool) -> None:
     """The worker is killed in mid-stream, or before it opened a session, and comes back: no token is lost.
 

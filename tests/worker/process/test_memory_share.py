@@ -242,6 +242,7 @@ def test_shares_add_up_to_at_most_the_total(weights, limits, total):
     )
 
 
+@pytest.mark.process
 def test_two_real_workers_say_what_they_hold(tmp_path, monkeypatch):
     """On the bundled model, without and with a limit of their own: the second is given what the first leaves."""
     monkeypatch.setenv("ZMQENGINE_DIR", str(tmp_path))

@@ -27,6 +27,7 @@ def expected(seed: int, bound: ThinkingMax) -> list[int]:
     return expected_tokens(row)
 
 
+@pytest.mark.process
 def test_the_bound_holds_across_kills_of_a_worker() -> None:
     """Killed before, within and behind the closer; the front-end's `emitted` says how far the reasoning was."""
     config = FakeEngineConfig(step_ms=3)
@@ -96,6 +97,7 @@ def pico() -> Iterator[WorkerProcess]:
         yield worker
 
 
+@pytest.mark.process
 def test_a_real_worker_keeps_bounds_and_formats_behind_them_across_kills(pico: WorkerProcess) -> None:
     """Markers that are no special tokens, found by their text; the constraint begins behind the closer."""
     with pico.client() as client:

@@ -299,7 +299,7 @@ def test_sessions_that_saturate_the_worker_are_served_alike(
         if sent:
             harness.read_commands(sent)
 
-    for _ in range(1500):
+    for _ in range(800):
         refill()
         harness.passes(4)
     order = harness.actor.scheduler.order
