@@ -225,19 +225,34 @@ def rotate(inputs: Arrays, facts: Facts, shapes: Any) -> list[mx.array]:
     assert len(table) == product.shape[0]
     table = [place for place in table if place[0] >= 0]
     heads, key_heads, dim, tokens = facts["H"], facts["KH"], facts["D"], len(table)
-    every = product[:tokens].reshape(tokens, heads + 2 * key_heads, 1, dim)
-    queries, keys, values = mx.split(every, [heads, heads + key_heads], axis=1)
+    every = product[:tokens].reshape(tokens, -1, 1, dim)
+    if facts["GATED"]:
+        gated, every = mx.split(every, [2 * heads], axis=1)
+        every = mx.concatenate([gated[:, ::2], every], axis=1)
+    assert every.shape[1] == heads + key_heads * (
+        0 if facts["READS_ONLY"] else 1 if facts["KEYS_ARE_VALUES"] else 2
+    )
+    queries, keys, values = every[:, :heads], every[:, heads : heads + key_heads], every[:, -key_heads:]
     if facts["NORMS"]:
         queries = mx.fast.rms_norm(queries, query_norm, number(facts["EPS"]))
         keys = mx.fast.rms_norm(keys, key_norm, number(facts["EPS"]))
+    if facts["VALUE_NORMS"]:
+        values = mx.fast.rms_norm(values, None, number(facts["VALUE_EPS"]))
+    dims = facts["DIMS"]
     rope: dict[str, Any] = {
-        "traditional": False,
+        "traditional": facts["TRADITIONAL"],
         "base": None if facts["FREQS"] else 2.0 ** number(facts["BASE"]),
         "scale": number(facts["SCALE"]),
         "offset": mx.array([position for *_, position in table]),
         "freqs": freqs if facts["FREQS"] else None,
     }
-    queries, keys = (mx.fast.rope(array, facts["DIMS"], **rope) for array in (queries, keys))
+    if dims:
+        queries, keys = (
+            mx.fast.rope(array.at[..., :dims].multiply(number(facts["FACTOR"])), dims, **rope)
+            for array in (queries, keys)
+        )
+    if facts["READS_ONLY"]:
+        table = []
     for token, (pool, slot, column, _) in enumerate(table):
         for array, columns in zip(arrays[2 * pool :], (keys, values), strict=False):
             around(array, slot + 1, column + 1)[slot, :, column] = memory(columns)[token, :, 0]
@@ -277,8 +292,8 @@ def write_columns(inputs: Arrays, _: Facts, shapes: Sequence[tuple[int, ...]]) -
 
 def attend(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
     """attention.cu; what no block writes is not a number"""
-    queries, tiles, factor, *arrays = inputs
-    scale: Any = factor.item()
+    queries, tiles, numbers, sinks, *arrays = inputs
+    scale, window, cap = (float(number) for number in memory(numbers))
     heads, key_heads, dim = facts["H"], facts["KH"], facts["D"]
     attended = mx.full((shapes[0][0], heads, dim), float("nan"), queries.dtype)
     rows: dict[tuple[int, ...], list[int]] = {}
@@ -295,10 +310,18 @@ def attend(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) -> l
         keys, values = (
             mx.array(around(array, slot + 1, end)[slot:]) for array in arrays[2 * pool : 2 * pool + 2]
         )
-        mask = mx.arange(end) <= (end - width + mx.arange(width))[:, None]
+        ahead = (end - width + mx.arange(width))[:, None] - mx.arange(end)
         own = queries[tokens].transpose(1, 0, 2)[None]
-        found = mx.fast.scaled_dot_product_attention(own, keys, values, scale=scale, mask=mask)
-        attended[tokens] = found[0].transpose(1, 0, 2)
+        keys, values = (mx.repeat(array, heads // key_heads, axis=1) for array in (keys, values))
+        scores = (own @ keys.swapaxes(-1, -2)).astype(mx.float32)
+        if facts["CAPPED"]:
+            scores = cap * mx.tanh(scores / cap)
+        scores = mx.where((ahead >= 0) & (ahead < window), scores * scale, -mx.inf)
+        if facts["SINKS"]:
+            sink = mx.broadcast_to(sinks.astype(mx.float32)[None, :, None, None], (*scores.shape[:-1], 1))
+            scores = mx.concatenate([scores, sink], axis=-1)
+        shares = mx.softmax(scores, axis=-1)[..., :end].astype(queries.dtype)
+        attended[tokens] = (shares @ values)[0].transpose(1, 0, 2)
     return [attended]
 
 

@@ -63,21 +63,54 @@ STEPS = {
     "rows of many columns": [Tokens(300, 1), Tokens(7, 3), Tokens(255, 40), Tokens(511, 1, 1024)],
     "positions ahead of columns": [Tokens(20, 1, shift=7), Tokens(20, 1)],
 }
+MANY = "a prompt of several tiles", "rows of many columns"
 
 
 def numbers(shape: Sequence[int], seed: int, dtype: mx.Dtype) -> mx.array:
     return mx.random.normal(shape, key=mx.random.key(seed)).astype(dtype)
 
 
-def head_shape(dim: int, dtype: mx.Dtype = mx.float16, *, normed: bool = False) -> HeadShape:
-    norms = None
-    if normed:
-        queries, keys = (numbers((dim,), seed, dtype) for seed in (1, 2))
-        both = mx.concatenate([mx.broadcast_to(queries, (6, dim)), mx.broadcast_to(keys, (2, dim))])
-        norms = QueryKeyNorms(queries, keys, both, 1e-6)
-    return HeadShape(
-        6, 2, dim, dim**-0.5, RotaryEmbedding(dim, False, 1e4, 1.0, None, 1.0), norms, None, dtype
+def head_shape(dim: int, dtype: mx.Dtype = mx.float16, *, normed: bool = False, **changes: Any) -> HeadShape:
+    shape = HeadShape(
+        6, 2, dim, dim**-0.5, RotaryEmbedding(dim, False, 1e4, 1.0, None, 1.0), None, None, dtype
     )
+    shape = shape._replace(**changes)
+    if not normed:
+        return shape
+    queries, keys = (numbers((dim,), seed, dtype) for seed in (1, 2))
+    counts = shape.heads, 0 if shape.reads_only else shape.key_heads
+    both = mx.concatenate(
+        [mx.tile(one, (count, 1)) for one, count in zip((queries, keys), counts, strict=True)]
+    )
+    return shape._replace(norms=QueryKeyNorms(queries, keys, both, 1e-6))
+
+
+def product_of(heads: HeadShape, tokens: int, seed: int = 50) -> mx.array:
+    """A joined product."""
+    queries = heads.heads * (2 if heads.gated else 1)
+    keys = 0 if heads.reads_only else heads.key_heads * (1 if heads.keys_are_values else 2)
+    return numbers((tokens, (queries + keys) * heads.dim), seed, heads.dtype)
+
+
+_YARN = RotaryEmbedding(64, False, None, 1.0, mx.power(2.0, mx.arange(32) / 3.0), 1.25)
+SHAPES = {
+    "64 dimensions, normed": head_shape(64, normed=True),
+    "128 dimensions": head_shape(128, mx.bfloat16),
+    # Those of gpt_oss.
+    "sinks": head_shape(64, sinks=numbers((6,), 3, mx.float16), window=20, rotation=_YARN),
+    "sinks of all columns": head_shape(64, sinks=numbers((6,), 3, mx.float16), rotation=_YARN),
+    # Gemma 3's.
+    "256 dimensions in a window": head_shape(256, window=33, normed=True, key_heads=3),
+    # Qwen3.5's.
+    "gates, partly rotated": head_shape(
+        256, normed=True, gated=True, rotation=RotaryEmbedding(64, False, 1e7, 1.0, None, 1.0)
+    ),
+    # Gemma 4's: values are keys, and have a norm.
+    "512 dimensions": head_shape(512, normed=True, keys_are_values=True, value_eps=1e-6, window=300),
+    "values with a norm": head_shape(64, value_eps=1e-6, rotation=None),
+    # Gemma 2's.
+    "capped scores": head_shape(64, cap=2.0, rotation=RotaryEmbedding(64, True, 1e4, 0.5, None, 1.0)),
+}
 
 
 def slots_of(heads: HeadShape, step: Sequence[Tokens]) -> tuple[Slots, list[PlacedPiece]]:
@@ -107,26 +140,34 @@ def host(array: mx.array) -> np.ndarray:
     return np.array(array.astype(mx.float32))
 
 
-@pytest.mark.parametrize(("dim", "dtype"), [(64, mx.float16), (128, mx.bfloat16)], ids=str)
-@pytest.mark.parametrize("name", STEPS)
-def test_rows_attend_as_by_mlx(kernels: str, name: str, dim: int, dtype: mx.Dtype) -> None:
+CASES = [
+    (shape, step)
+    for shape in SHAPES
+    for step in STEPS
+    if shape in [*SHAPES][:2] or step in ("verify blocks of unlike widths", *MANY)
+]
+
+
+@pytest.mark.parametrize(("shape", "name"), CASES)
+def test_rows_attend_as_by_mlx(kernels: str, shape: str, name: str) -> None:
     """To their own columns, in one part or several; and only the columns of new tokens are written."""
-    if kernels == "plain_kernels":
-        # NumPy has no bfloat16.
-        dtype = mx.float16
     step, padding = STEPS[name], 5
-    heads = head_shape(dim, dtype, normed=dim == 64)
+    heads = SHAPES[shape]
+    if kernels == "plain_kernels" and heads.dtype == mx.bfloat16:
+        # NumPy has no bfloat16.
+        heads = head_shape(heads.dim)
     tokens = sum(each.count for each in step)
-    product = numbers((tokens + padding, 10 * dim), 50, dtype)
+    product = product_of(heads, tokens + padding)
     expected, pieces = slots_of(heads, step)
     wanted = host(by_mlx(heads, pieces, product))
     slots, pieces = slots_of(heads, step)
     attend = CudaAttention([heads], [0])
     layout = attend.begin(pieces, tokens + padding)
     got = host(attend.attend(layout, 0, [product]))
-    assert layout.kind[1] == (4 if name == "rows of many columns" else 1)
+    columns = min(heads.window or CONTEXT, max(each.computed + each.count for each in step))
+    assert layout.kind[0][1] == (4 if columns >= 256 else 1)
     # One rounding of a number of about 1, and some of a product of them.
-    tolerance = 0.01 if dtype == mx.float16 else 0.05
+    tolerance = 0.01 if heads.dtype == mx.float16 else 0.05
     assert np.abs(got[:tokens] - wanted).max() < tolerance
     assert not got[tokens:].any()
     for capacity, pool in slots.pools.items():
@@ -137,18 +178,47 @@ def test_rows_attend_as_by_mlx(kernels: str, name: str, dim: int, dtype: mx.Dtyp
             assert np.abs(host(arrays[0]) - host(others[0])).max() < tolerance
 
 
-def test_columns_of_no_row_are_not_read(kernels_as_written: None) -> None:
-    """Neither those behind a row nor those of other slots: they are not numbers."""
-    heads = head_shape(64)
+def test_a_layer_reads_what_another_wrote(kernels: str) -> None:
+    """It has queries alone, and writes nothing."""
+    heads, reader = head_shape(64, normed=True, window=16), head_shape(64, normed=True, reads_only=True)
+    step = STEPS["verify blocks of unlike widths"]
+    tokens = sum(each.count for each in step)
+    products = [product_of(heads, tokens), product_of(reader, tokens, 51)]
+    results = []
+    for attend, ops in (
+        (MlxAttention([heads, reader], [0, 0]), PlainOps()),
+        (CudaAttention([heads, reader], [0, 0]), None),
+    ):
+        _, pieces = slots_of(heads, step)
+        positions = mx.array(
+            np.concatenate([piece.start + np.arange(piece.count) for piece in pieces]), mx.int32
+        )
+        layout: Any = attend.begin(pieces, tokens)
+        for layer, (shape, product) in enumerate(zip((heads, reader), products, strict=True)):
+            given = [product] if ops is None else ops.rotate(product, shape, positions)
+            found = attend.attend(layout, layer, given)
+        results.append(host(found))
+    assert np.abs(results[0] - results[1]).max() < 0.01
+
+
+@pytest.mark.parametrize(
+    "heads",
+    [head_shape(64), head_shape(64, window=4), head_shape(256, window=17), head_shape(512, window=4)],
+    ids=lambda heads: f"{heads.dim} dimensions, window {heads.window}",
+)
+def test_columns_of_no_row_are_not_read(kernels_as_written: None, heads: HeadShape) -> None:
+    """Those behind a row, those of other slots, and those before the window: they are not numbers."""
     step = [Tokens(20, 1), Tokens(0, 30), Tokens(40, 5)]
-    product = numbers((36, 640), 50, mx.float16)
+    product = product_of(heads, 36)
     _, pieces = slots_of(heads, step)
     wanted = host(by_mlx(heads, pieces, product))
     slots, pieces = slots_of(heads, step)
     pool = pieces[0].slot.pool
-    columns = mx.arange(pool.capacity)[None, :] < mx.array([20, 0, 40])[:, None]
+    column = mx.arange(pool.capacity)[None, :]
+    starts = mx.array([20, 0, 40])[:, None]
+    seen = (column < starts) & (column > starts - (heads.window or CONTEXT))
     for arrays in (pool.keys, pool.values):
-        arrays[0] = mx.where(columns[:, None, :, None], arrays[0], mx.array(float("nan"), mx.float16))
+        arrays[0] = mx.where(seen[:, None, :, None], arrays[0], mx.array(float("nan"), mx.float16))
     slots.pools[512].replaced()
     attend = CudaAttention([heads], [0])
     got = host(attend.attend(attend.begin(pieces, 36), 0, [product]))
@@ -161,7 +231,7 @@ def test_the_places_of_tokens_and_the_tiles_of_queries() -> None:
     heads = head_shape(64)
     _, pieces = slots_of(heads, [Tokens(20, 1, shift=3), Tokens(6, 2), Tokens(0, 30, 1024)])
     layout = CudaAttention([heads], [0]).begin(pieces, 36)
-    places, tiles = (np.array(array) for array in layout.shared)
+    places, tiles = (np.array(array) for array in (*layout.shared, layout.layers[0][0]))
     rows = [(0, 0, 20, 23), (0, 1, 6, 6), (0, 1, 7, 7), *((1, 0, at, at) for at in range(30))]
     assert places.reshape(-1, 4).tolist() == [*map(list, rows), *[[-1] * 4] * 3]
     assert tiles.reshape(-1, attention.TILE).tolist() == [
@@ -173,7 +243,7 @@ def test_the_places_of_tokens_and_the_tiles_of_queries() -> None:
         [0, 1, 8, 2, 0, 1, 0],
         [0, 0, 21, 1, 0, 0, 0],
     ]
-    assert layout.kind == (5, 1)
+    assert layout.kind == ((5, 1),)
 
 
 def test_a_trace_is_for_tiles_and_parts_of_few_numbers() -> None:
@@ -182,16 +252,37 @@ def test_a_trace_is_for_tiles_and_parts_of_few_numbers() -> None:
     attend = CudaAttention([heads], [0])
     _, pieces = slots_of(heads, [Tokens(5, 1)] * 9)
     layout = attend.begin(pieces, 10)
-    assert layout.kind == (10, 1)
-    assert len(layout.layers[0]) == 2 * POOLS_MAX
+    assert layout.kind == ((10, 1),)
+    assert len(layout.layers[0]) == 1 + 2 * POOLS_MAX
     examples = attend.examples(10)
-    assert [example.kind for example in examples] == [(10, 1), (10, 4), (10, 16)]
+    assert [example.kind for example in examples] == [((10, 1),), ((10, 4),), ((10, 16),)]
     for one, other in zip(
         [*layout.shared, *layout.layers[0]], [*examples[0].shared, *examples[0].layers[0]], strict=True
     ):
         assert (one.shape, one.dtype) == (other.shape, other.dtype)
     # Many rows fill the device with one part each.
-    assert [example.kind for example in attend.examples(256)] == [(256, 1)]
+    assert [example.kind for example in attend.examples(256)] == [((256, 1),)]
+
+
+def test_layers_of_unlike_heads_have_tiles_and_parts_of_their_own() -> None:
+    """As few kinds of traces as layers of one kind have: a window never has more parts than a row."""
+    wide = head_shape(64)
+    narrow = head_shape(64, window=600)
+    few = head_shape(512, key_heads=1)
+    attend = CudaAttention([wide, narrow, wide, few], [0, 1, 2, 3])
+    kinds = [example.kind for example in attend.examples(4)]
+    assert kinds == [
+        ((4, 1), (4, 1), (4, 1)),
+        ((4, 4), (4, 4), (4, 4)),
+        ((4, 16), (4, 4), (4, 16)),
+    ]
+    slots, pieces = slots_of(wide, [Tokens(1500, 1, 2048), *[Tokens(5, 1)] * 3])
+    for pool in slots.pools.values():
+        pool.keys, pool.values = pool.keys * 4, pool.values * 4
+    layout = attend.begin(pieces, 4)
+    assert layout.kind == kinds[2]
+    assert layout.layers[0][0] is layout.layers[1][0]
+    assert layout.layers[3][0] is not layout.layers[0][0]
 
 
 def test_a_replaced_array_is_found_by_the_next_step(plain_kernels: list[str]) -> None:
@@ -236,7 +327,13 @@ def test_heads_without_a_kernel_are_left_to_mlx() -> None:
     ops = CudaOps()
     assert isinstance(ops.attention([heads], [0]), CudaAttention)
     assert ops.storage().writes_in_place
-    for unlike in (heads._replace(window=8), heads._replace(dtype=mx.float32), heads._replace(heads=4)):
+    unlike_rotation = RotaryEmbedding(32, False, 1e4, 1.0, None, 1.0)
+    for unlike in (
+        head_shape(96),
+        heads._replace(dtype=mx.float32),
+        heads._replace(heads=5),
+        heads._replace(rotation=unlike_rotation),
+    ):
         assert isinstance(ops.attention([heads, unlike], [0, 1]), MlxAttention)
         assert type(ops.storage()) is MlxStorage
 

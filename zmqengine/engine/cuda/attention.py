@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -27,29 +27,40 @@ TILE = 7
 _BLOCKS_WANTED = 256
 _PART_COLUMNS_MIN = 64
 _PARTS = (1, 4, 16)
-# Dimensions of a head that the kernel supports.
-_DIMS = (64, 128)
+# Dimensions of a head that the kernel supports, and of values that a thread block makes of them.
+_DIMS = {64: 64, 128: 128, 256: 256, 512: 128}
+# Columns of keys and of values that a thread block copies ahead twice, where each warp has its own queries; and the
+# dimensions up to which these are in registers.
+_COPIED_COLUMNS, _HELD_DIM_MAX = 32, 128
+# A window for rows of any length, which a float holds exactly.
+_NO_WINDOW = 1 << 30
+SPLIT_COLUMNS = tuple(4 * parts * _PART_COLUMNS_MIN for parts in _PARTS[:-1])
+"""Columns of a row from which it may be split into the next number of parts."""
 # Queries that a warp multiplies at a time.
 _WARP_QUERIES = 16
+BLOCK_QUERIES_MAX = WARPS * _WARP_QUERIES
+"""Maximum queries of a thread block."""
 
 
 def attend(
     heads: HeadShape, parts: int, queries: mx.array, tiles: mx.array, keys_values: Sequence[mx.array]
 ) -> mx.array:
     """Attention [tokens, heads * dim] of `queries` [tokens, heads, dim]; `parts`: those of a row's columns."""
-    first, join = _variants(heads.dtype, heads.heads, heads.key_heads, heads.dim)[parts]
     tokens, dim = queries.shape[0], heads.dim
+    facts = _facts(heads.scale, heads.window, heads.cap)
+    sinks = facts if heads.sinks is None else heads.sinks
+    first, join = _variants(_kind(heads))[parts]
     outputs = (tokens, heads.heads * dim)
     (found,) = first(
-        inputs=[queries, tiles, _scalar(heads.scale), *keys_values],
-        grid=(tiles.size // TILE * heads.key_heads * WARPS * 32, 1, parts),
+        inputs=[queries, tiles, facts, sinks, *keys_values],
+        grid=(tiles.size // TILE * heads.key_heads * WARPS * 32, dim // _DIMS[dim], parts),
         threadgroup=(WARPS * 32, 1, 1),
         output_shapes=[outputs if parts == 1 else (tokens, heads.heads, parts, dim + 2)],
     )
     if parts == 1:
         return found
     return join(
-        inputs=[found],
+        inputs=[found, sinks],
         grid=(tokens * heads.heads * dim, 1, 1),
         threadgroup=(dim, 1, 1),
         output_shapes=[outputs],
@@ -61,18 +72,18 @@ def supports(dtype: mx.Dtype, dim: int) -> bool:
     return dim in _DIMS and dtype in (mx.bfloat16, mx.float16)
 
 
-def block_queries(queries: int) -> int:
-    """Queries of a thread block, by those of the row.
+def block_queries(queries: int, dim: int) -> int:
+    """Queries of a thread block, by those of the row and the dimensions of a head.
 
     Where there are enough for all warps, each has its own: a block reads the keys and values once for all of them.
     """
-    return WARPS * _WARP_QUERIES if queries >= WARPS * _WARP_QUERIES else _WARP_QUERIES
+    are_apart = queries >= BLOCK_QUERIES_MAX and _DIMS[dim] == dim
+    return BLOCK_QUERIES_MAX if are_apart else _WARP_QUERIES
 
 
-def every_parts(blocks: int) -> list[int]:
-    """The results of `parts_of` as many `blocks` for any number of columns."""
-    columns = 0, *(4 * parts * _PART_COLUMNS_MIN for parts in _PARTS)
-    return [*dict.fromkeys(parts_of(blocks, count) for count in columns)]
+def blocks_of(tiles: int, key_heads: int, dim: int) -> int:
+    """Thread blocks of a number of tiles, for all columns of a row."""
+    return tiles * key_heads * (dim // _DIMS[dim])
 
 
 def parts_of(blocks: int, columns: int) -> int:
@@ -80,58 +91,95 @@ def parts_of(blocks: int, columns: int) -> int:
 
     `blocks`: thread blocks for all columns; one whose warps have queries of their own counts for each warp.
     """
-    for parts in _PARTS:
-        if blocks * parts >= _BLOCKS_WANTED or columns < 4 * parts * _PART_COLUMNS_MIN:
+    for parts, split in zip(_PARTS, SPLIT_COLUMNS, strict=False):
+        if blocks * parts >= _BLOCKS_WANTED or columns < split:
             return parts
     return _PARTS[-1]
 
 
+class _Kind(NamedTuple):
+    """A shape of heads as a kernel is compiled for it."""
+
+    dtype: mx.Dtype
+    dim: int
+    heads: int
+    key_heads: int
+    sinks: mx.Dtype | None
+    is_capped: bool
+
+    @property
+    def template(self) -> list[tuple[str, Any]]:
+        """Template arguments of both kernels."""
+        return [("T", self.dtype), ("D", self.dim), ("H", self.heads), ("SINKS", self.sinks is not None)]
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a thread block: sums of all warps' queries, in the same place columns before, and queries
+        beside them; at most 97 KiB."""
+        values, size = _DIMS[self.dim], self.dtype.size
+        sums = WARPS * _WARP_QUERIES * (values + 2) * 4
+        assert values < self.dim or 4 * _COPIED_COLUMNS * self.dim * size <= sums
+        warps = WARPS if _HELD_DIM_MAX < self.dim == values else 1
+        return sums + warps * _WARP_QUERIES * self.dim * size
+
+
+def _kind(heads: HeadShape) -> _Kind:
+    sinks = None if heads.sinks is None else heads.sinks.dtype
+    return _Kind(heads.dtype, heads.dim, heads.heads, heads.key_heads, sinks, heads.cap is not None)
+
+
 @lru_cache(maxsize=16)
-def _variants(dtype: mx.Dtype, heads: int, key_heads: int, dim: int) -> Mapping[int, tuple[Variant, Variant]]:
+def _variants(kind: _Kind) -> Mapping[int, tuple[Variant, Variant]]:
     """The kernel by number of parts: for all columns of a row or a part of them, and for the reduction of the parts.
 
     All at once, since traffic needs the other numbers later, when to compile one would be a pause.
     """
-    template = (("T", dtype), ("D", dim), ("H", heads), ("KH", key_heads), ("WARPS", WARPS))
     join = Kernel(
         name="attention_join",
-        input_names=["parts"],
+        input_names=["parts", "sinks"],
         output_names=["out"],
         source=kernel_text("attention_join.cu"),
+        header=kernel_text("join_warps.cuh"),
     )
-    whole = _variant("attention", "attention_whole.cu", template, 1, dtype)
+    whole = _variant("attention", "attention_whole.cu", kind, 1, kind.dtype)
     variants = {1: (whole, whole)}
     for parts in _PARTS[1:]:
-        part = _variant("attention_part", "attention_part.cu", template, parts, mx.float32)
-        joined = join.variant([("T", dtype), ("D", dim), ("SPLITS", parts)], [mx.float32], [dtype])
+        part = _variant("attention_part", "attention_part.cu", kind, parts, mx.float32)
+        joined = join.variant(
+            [*kind.template, ("SPLITS", parts)], [mx.float32, kind.sinks or mx.float32], [kind.dtype]
+        )
         variants[parts] = part, joined
     return variants
 
 
-def _variant(
-    name: str, end: str, template: tuple[tuple[str, Any], ...], parts: int, output: mx.Dtype
-) -> Variant:
-    _, dtype = template[0]
-    dim = dict(template)["D"]
-    pools = [f"{kind}{number}" for number in range(POOLS_MAX) for kind in ("k", "v")]
-    sums_bytes, query_bytes = WARPS * (dim + 2) * 4, dim * dtype.size
+def _variant(name: str, end: str, kind: _Kind, parts: int, output: mx.Dtype) -> Variant:
+    pools = [f"{array}{number}" for number in range(POOLS_MAX) for array in ("k", "v")]
     kernel = Kernel(
         name=name,
-        input_names=["q", "tiles", "scale", *pools],
+        input_names=["q", "tiles", "facts", "sinks", *pools],
         output_names=["out"],
         source=for_each(kernel_text("attention.cu", end), POOLS_MAX),
         header=kernel_text("join_warps.cuh", "tensor_cores.cuh", "few_queries.cuh", "many_queries.cuh"),
         ensure_row_contiguous=False,
-        shared_memory=_WARP_QUERIES * (sums_bytes + query_bytes),
+        shared_memory=kind.shared_bytes,
     )
-    inputs = [dtype, mx.int32, mx.float32, *[dtype] * len(pools)]
-    return kernel.variant([*template, ("SPLITS", parts)], inputs, [output])
+    template = [
+        *kind.template,
+        ("V", _DIMS[kind.dim]),
+        ("KH", kind.key_heads),
+        ("WARPS", WARPS),
+        ("CAPPED", kind.is_capped),
+        ("SPLITS", parts),
+    ]
+    inputs = [kind.dtype, mx.int32, mx.float32, kind.sinks or mx.float32, *[kind.dtype] * len(pools)]
+    return kernel.variant(template, inputs, [output])
 
 
 @lru_cache(maxsize=16)
-def _scalar(value: float) -> mx.array:
-    """A number as an array on the device, made once."""
-    array = resident(mx.array([value], dtype=mx.float32).view(mx.int32)).view(mx.float32)
+def _facts(scale: float, window: int | None, cap: float | None) -> mx.array:
+    """The `facts` of attention.cu as an array on the device, made once."""
+    numbers = [scale, _NO_WINDOW if window is None else window, 0.0 if cap is None else cap / scale]
+    array = resident(mx.array(numbers, dtype=mx.float32).view(mx.int32)).view(mx.float32)
     # Evaluated here: a trace would contain the operations of an array that is not.
     mx.eval(array)
     return array

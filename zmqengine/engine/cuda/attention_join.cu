@@ -1,11 +1,12 @@
+// The parts of a row's columns [tokens * H, SPLITS, D + 2] as one: a block takes a query.
   const int d = threadIdx.x;
   const float* from = parts + (long long)blockIdx.x * SPLITS * (D + 2);
-  float highest = -1e30f;
-  for (int i = 0; i < SPLITS; i++) highest = fmaxf(highest, from[i * (D + 2) + D]);
-  float total = 0.f, sum = 0.f;
+  Joined joined = {0.f, -1e30f, 0.f};
+  for (int i = 0; i < SPLITS; i++) joined.best = fmaxf(joined.best, from[i * (D + 2) + D]);
   for (int i = 0; i < SPLITS; i++) {
-    const float mine = exp2f(from[i * (D + 2) + D] - highest);
-    total += from[i * (D + 2) + D + 1] * mine;
-    sum += from[i * (D + 2) + d] * mine;
+    const float mine = exp2f(from[i * (D + 2) + D] - joined.best);
+    joined.weight += from[i * (D + 2) + D + 1] * mine;
+    joined.sum += from[i * (D + 2) + d] * mine;
   }
-  out[(long long)blockIdx.x * D + d] = static_cast<T>(total == 0.f ? 0.f : sum / total);
+  const float sink = SINKS ? static_cast<float>(sinks[blockIdx.x % H]) : 0.f;
+  out[(long long)blockIdx.x * D + d] = static_cast<T>(output_of<SINKS>(joined, sink));

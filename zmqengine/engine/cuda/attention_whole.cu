@@ -1,2 +1,3 @@
-    out[place * D + d] = static_cast<T>(joined.weight == 0.f ? 0.f : joined.sum / joined.weight);
+    const float sink = SINKS ? static_cast<float>(sinks[h * G + query / W]) : 0.f;
+    out[place * D + first_dim + d] = static_cast<T>(output_of<SINKS>(joined, sink));
   }

@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from zmqengine.engine.cuda.kernel import Kernel, Variant
 from zmqengine.engine.cuda.kernel_text import for_each, kernel_text
-from zmqengine.engine.models.layers import HeadShape
+from zmqengine.engine.models.layers import HeadShape, RotaryEmbedding
 
 _FOUR = 4
 _LANES = 32
@@ -20,7 +20,7 @@ _THREADS_MAX = 1024
 _WARPS = 4
 # Dimensions of a head, and the rotated ones among them, are a multiple of this.
 _PAIRED = 2 * _LANES
-_DIM_MAX = 256
+_DIM_MAX = 512
 _DTYPES = (mx.bfloat16, mx.float16, mx.float32)
 
 
@@ -41,19 +41,16 @@ def add_and_norm(
 
 def rotates(heads: HeadShape) -> bool:
     """Whether `rotate` supports these heads."""
-    rotation, dim = heads.rotation, heads.dim
-    if rotation is None or not heads.is_plain:
-        return False
-    if rotation.traditional or rotation.factor != 1.0 or heads.dtype not in _DTYPES:
-        return False
-    return rotation.dims % _PAIRED == 0 and dim % _PAIRED == 0 and dim <= _DIM_MAX
+    dims = 0 if heads.rotation is None else heads.rotation.dims
+    is_fitting = dims % _PAIRED == 0 and heads.dim % _PAIRED == 0 and heads.dim <= _DIM_MAX
+    return is_fitting and heads.dtype in _DTYPES
 
 
 def rotate(
     heads: HeadShape, product: mx.array, places: mx.array, keys_values: Sequence[mx.array]
 ) -> mx.array:
-    """Queries [tokens, heads, dim] of a `product` [tokens, outputs], normalised where the model does so, and rotated;
-    keys and values are written in place.
+    """Queries [tokens, heads, dim] of a `product` [tokens, outputs], as `Ops.rotate` makes them; keys and values are
+    written in place.
 
     `places` [4 * tokens]: of each token the pool, and its slot, column and position there; a negative pool for padding,
     whose queries are not initialised. `keys_values`: keys and values of each pool [slots, heads, columns, dim]. MLX
@@ -68,51 +65,50 @@ def rotate(
 
 
 class _Kind(NamedTuple):
-    """A shape of heads as a kernel is compiled for it: types in place of arrays."""
+    """A shape of heads as a kernel is compiled for it: without what is the same to it, and types in place of arrays."""
 
-    heads: int
-    key_heads: int
-    dim: int
-    dtype: mx.Dtype
+    heads: HeadShape
+    rotation: RotaryEmbedding
     product: mx.Dtype
-    dims: int
-    base: float | None
-    scale: float
     freqs: mx.Dtype | None
     norms: tuple[mx.Dtype, mx.Dtype, float] | None
 
 
+# A rotation of no dimensions.
+_UNTURNED = RotaryEmbedding(0, False, None, 1.0, None, 1.0)
+
+
 def _kind(heads: HeadShape, product: mx.Dtype) -> _Kind:
-    rotation, norms = heads.rotation, heads.norms
-    assert rotation is not None, "the kernel rotates"
-    freqs = rotation.freqs
+    rotation, norms = heads.rotation or _UNTURNED, heads.norms
     return _Kind(
-        heads.heads,
-        heads.key_heads,
-        heads.dim,
-        heads.dtype,
+        heads._replace(scale=1.0, rotation=None, norms=None, window=None, cap=None, sinks=None),
+        rotation._replace(freqs=None),
         product,
-        rotation.dims,
-        rotation.base,
-        rotation.scale,
-        None if freqs is None else freqs.dtype,
+        None if rotation.freqs is None else rotation.freqs.dtype,
         None if norms is None else (norms.queries.dtype, norms.keys.dtype, norms.eps),
     )
 
 
 def _template(kind: _Kind) -> tuple[tuple[str, Any], ...]:
-    norms = kind.norms
+    heads, rotation, norms = kind.heads, kind.rotation, kind.norms
     return (
-        ("T", kind.dtype),
-        ("H", kind.heads),
-        ("KH", kind.key_heads),
-        ("D", kind.dim),
-        ("DIMS", kind.dims),
+        ("T", heads.dtype),
+        ("H", heads.heads),
+        ("KH", heads.key_heads),
+        ("D", heads.dim),
+        ("GATED", heads.gated),
+        ("KEYS_ARE_VALUES", heads.keys_are_values),
+        ("READS_ONLY", heads.reads_only),
+        ("DIMS", rotation.dims),
+        ("TRADITIONAL", rotation.traditional),
         ("FREQS", kind.freqs is not None),
-        ("BASE", bits_of(0.0 if kind.base is None else math.log2(kind.base))),
-        ("SCALE", bits_of(kind.scale)),
+        ("BASE", bits_of(0.0 if rotation.base is None else math.log2(rotation.base))),
+        ("SCALE", bits_of(rotation.scale)),
+        ("FACTOR", bits_of(rotation.factor)),
         ("NORMS", norms is not None),
         ("EPS", bits_of(0.0 if norms is None else norms[2])),
+        ("VALUE_NORMS", heads.value_eps is not None),
+        ("VALUE_EPS", bits_of(heads.value_eps or 0.0)),
         ("WARPS", _WARPS),
         ("P", kind.product),
     )
@@ -128,7 +124,7 @@ def _weights(heads: HeadShape, unused: mx.array) -> list[mx.array]:
 
 
 def _grid(heads: HeadShape, tokens: int) -> dict[str, Any]:
-    warps = tokens * (heads.heads + 2 * heads.key_heads)
+    warps = tokens * (heads.heads + (0 if heads.reads_only else 2 * heads.key_heads))
     return {
         "grid": (-(-warps // _WARPS) * _WARPS * _LANES, 1, 1),
         "threadgroup": (_WARPS * _LANES, 1, 1),
@@ -178,5 +174,5 @@ def _rotate(kind: _Kind, pools: int) -> Variant:
     # The places stand for what the model does not have.
     missing = mx.int32
     norms = (missing, missing) if kind.norms is None else kind.norms[:2]
-    inputs = [kind.product, mx.int32, kind.freqs or missing, *norms, *[kind.dtype] * len(arrays)]
-    return kernel.variant(_template(kind), inputs, [kind.dtype])
+    inputs = [kind.product, mx.int32, kind.freqs or missing, *norms, *[kind.heads.dtype] * len(arrays)]
+    return kernel.variant(_template(kind), inputs, [kind.heads.dtype])

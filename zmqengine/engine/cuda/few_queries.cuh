@@ -34,31 +34,44 @@ __device__ __forceinline__ int seen_by_all(int first, int end, int W) {
   const int token = first % W;
   return end - (W - 1 - (token + 15 < W ? token : 0));
 }
+// The first column that any of `queries` queries from `first` on sees, of `window` columns up to its own.
+__device__ __forceinline__ int seen_from(int first, int queries, int end, int W, int window) {
+  const int token = first % W;
+  return max(0, end - (W - 1 - (token + queries <= W ? token : 0)) - window);
+}
 // Attention of 16 queries over columns `lo` to `hi` of their row, where the warps of a block take 16 columns at a time in
 // turn. Each warp leaves its sums in `sums` [warps, queries, D + 2], the best score and the weight of its columns in `most`
-// and `total` [warps, queries]; `shared` has the queries. Which dimension of a key stands where in a product is free as long
+// and `total` [warps, queries]; `shared` has the queries. The block makes V dimensions from `values` on. Which dimension of a key stands where in a product is free as long
 // as queries agree, and so is which column of the output is which: a lane loads 16 bytes at a time.
 //
 // FEW: there are at most 8 queries, as of a decode step. Their weights take the upper half of an operand of 16 rows, and
 // what is lost when these are rounded takes the lower half.
-template <typename T, int D, int WARPS, bool FEW>
+//
+// Keys are loaded a step ahead, and values before the scores are made, where there are registers for both.
+template <typename T, int D, int V, int WARPS, bool FEW, bool CAPPED>
 __device__ __forceinline__ void attend_together(
     const T* queries, long long head_step, long long token_step, const T* keys, long long key_step, const T* values,
-    long long value_step, int lo, int hi, int end, int W, int count, int query0, float factor,
-    uint4* shared, float* sums, float* most, float* total) {
-  constexpr int QUERIES = 16, ROWS = FEW ? 1 : 2, CH = D / 32, HALVES = D / 64, LINE = D + 2;
+    long long value_step, int lo, int hi, int end, int W, int window, int count, int query0, float factor,
+    float cap, uint4* shared, float* sums, float* most, float* total) {
+  constexpr int QUERIES = 16, ROWS = FEW ? 1 : 2, CH = D / 32, HALVES = V / 64, LINE = V + 2;
+  constexpr bool AHEAD = D <= 128;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int piece = lane & 3, row = lane >> 2;
-  hi = min(hi, seen_by(query0, QUERIES, end, W));
-  const int common_hi = min(hi, seen_by_all(query0, end, W));
+  const int seen = seen_by(query0, QUERIES, end, W);
+  hi = min(hi, seen);
+  const int common_lo = seen - window, common_hi = min(hi, seen_by_all(query0, end, W));
   for (int at = threadIdx.x; at < 8 * ROWS * D / 8; at += WARPS * 32) {
     const int m = at / (D / 8), chunk = at % (D / 8), query = min(query0 + m, count - 1);
     const T* from = queries + (query / W) * head_step + (query % W) * token_step;
     shared[m * (D / 8) + (chunk ^ ((m & 1) << 2))] = *reinterpret_cast<const uint4*>(from + chunk * 8);
   }
-  int last[ROWS];
+  int first[ROWS], last[ROWS];
 #pragma unroll
-  for (int r = 0; r < ROWS; r++) last[r] = min(hi, end - (W - 1 - (query0 + row + 8 * r) % W));
+  for (int r = 0; r < ROWS; r++) {
+    last[r] = end - (W - 1 - (query0 + row + 8 * r) % W);
+    first[r] = last[r] - window;
+    last[r] = min(hi, last[r]);
+  }
   keys += piece * 8;
   values += row * 8;
   float made[HALVES * 8][4];
@@ -88,10 +101,11 @@ __device__ __forceinline__ void attend_together(
     }
   };
   int i = lo + warp * 16;
-  if (i < hi) fetch_keys(i);
+  if (AHEAD && i < hi) fetch_keys(i);
   __syncthreads();
   for (; i < hi; i += WARPS * 16) {
-    fetch_values(i);
+    if (AHEAD) fetch_values(i);
+    else fetch_keys(i);
     float scores[2][4];
 #pragma unroll
     for (int n = 0; n < 2; n++)
@@ -107,14 +121,22 @@ __device__ __forceinline__ void attend_together(
         multiply<T>(scores[n], upper.z, lower.z, upper.w, lower.w, kk[n][c].z, kk[n][c].w);
       }
     }
-    if (i + 16 > common_hi) {
+    if (CAPPED) {
+#pragma unroll
+      for (int n = 0; n < 2; n++)
+#pragma unroll
+        for (int c = 0; c < 2 * ROWS; c++) scores[n][c] = cap * tanhf(scores[n][c] / cap);
+    }
+    if (i < common_lo || i + 16 > common_hi) {
 #pragma unroll
       for (int place = 0; place < 4; place++)
 #pragma unroll
         for (int r = 0; r < ROWS; r++)
-          if (column(i, place) >= last[r]) scores[place >> 1][2 * r + (place & 1)] = -1e30f;
+          if (column(i, place) < first[r] || column(i, place) >= last[r])
+            scores[place >> 1][2 * r + (place & 1)] = -1e30f;
     }
-    if (i + WARPS * 16 < hi) fetch_keys(i + WARPS * 16);
+    if (!AHEAD) fetch_values(i);
+    else if (i + WARPS * 16 < hi) fetch_keys(i + WARPS * 16);
     bool changed = false;
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {

@@ -17,3 +17,11 @@ join_warps(const float* best, const float* weight, int step, const float* sums, 
   }
   return joined;
 }
+// The output of a query. With SINK its logit joins the softmax, which has no value.
+template <bool SINK>
+__device__ __forceinline__ float output_of(Joined joined, float sink) {
+  if (!SINK) return joined.weight == 0.f ? 0.f : joined.sum / joined.weight;
+  const float exponent = sink * 1.44269504f, best = fmaxf(joined.best, exponent);
+  const float mine = exp2f(joined.best - best);
+  return joined.sum * mine / (joined.weight * mine + exp2f(exponent - best));
+}

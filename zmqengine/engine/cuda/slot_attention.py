@@ -24,18 +24,41 @@ from zmqengine.engine.models.layers import HeadShape
 _PLACE = 4
 
 
+Kind = tuple[tuple[int, int], ...]
+
+
 class CudaLayout(NamedTuple):
     """A step: what the traces of all layers take, and the arrays of each.
 
-    `kind`: constants of a trace other than array shapes, the number of tiles and of parts of a row's columns. `shared`:
-    arrays that every layer takes before its own, which are in `layers`. `pieces` and `tokens`: the step's.
+    `kind`: constants of a trace other than array shapes, by `_Reading`: the number of tiles, and of parts of a row's
+    columns. `shared`: arrays that every layer takes before its own, which are in `layers`. `pieces` and `tokens`: the
+    step's.
     """
 
-    kind: tuple[int, int]
+    kind: Kind
     shared: list[mx.array]
     layers: Sequence[list[mx.array]]
     pieces: Sequence[PlacedPiece]
     tokens: int
+
+
+class _Tiling(NamedTuple):
+    """What the tiles of a step depend on: `group` heads with the same keys, of `dim` dimensions."""
+
+    group: int
+    dim: int
+
+
+class _Reading(NamedTuple):
+    """What the thread blocks of layers depend on: layers that are alike take the same table, and as many parts."""
+
+    tiling: _Tiling
+    key_heads: int
+    window: int | None
+
+
+def _reading(heads: HeadShape) -> _Reading:
+    return _Reading(_Tiling(heads.heads // heads.key_heads, heads.dim), heads.key_heads, heads.window)
 
 
 class CudaAttention:
@@ -46,7 +69,10 @@ class CudaAttention:
     def __init__(self, heads: Sequence[HeadShape], caches: Sequence[int]) -> None:
         self._heads = heads
         self._caches = caches
-        self._group = heads[0].heads // heads[0].key_heads
+        readings = list(map(_reading, heads))
+        self._readings = list(dict.fromkeys(readings))
+        self._tilings = list(dict.fromkeys(reading.tiling for reading in readings))
+        self._tables = [self._tilings.index(reading.tiling) for reading in readings]
         self._by_mlx = MlxAttention(heads, caches)
 
     def begin(self, pieces: Sequence[PlacedPiece], tokens: int) -> CudaLayout:
@@ -57,24 +83,29 @@ class CudaAttention:
         table = np.array(
             [(piece.slot.index, piece.start, piece.count, piece.shift) for piece in pieces], np.int32
         )
-        places, tiles = _places(pool_numbers, table, tokens), _tiles(pool_numbers, table, tokens, self._group)
-        # A trace is for one size: tokens without a place, and tiles without tokens.
-        count = few_sizes(len(tiles))
-        tiles = np.concatenate([tiles, np.zeros((count - len(tiles), attention.TILE), np.int32)])
-        blocks = count + (attention.WARPS - 1) * int(tiles[:, -1].sum())
-        columns = int((table[:, 1] + table[:, 2]).max())
-        parts = attention.parts_of(blocks * self._heads[0].key_heads, columns)
-        numbers = resident(mx.array(np.concatenate([places.ravel(), tiles.ravel()])))
-        shared = [numbers[: tokens * _PLACE], numbers[tokens * _PLACE :]]
+        tiles = {tiling: _tiles(pool_numbers, table, tokens, tiling) for tiling in self._tilings}
+        kind = []
+        for reading in self._readings:
+            own = tiles[reading.tiling]
+            # A block whose warps have queries of their own counts for each.
+            warps = len(own) + (attention.WARPS - 1) * int(own[:, -1].sum())
+            kind.append((len(own), _parts(reading, warps, table[:, 1] + table[:, 2], table[:, 2])))
+        flat = [_places(pool_numbers, table, tokens).ravel(), *(each.ravel() for each in tiles.values())]
+        numbers = resident(mx.array(np.concatenate(flat)))
+        ends = np.cumsum([len(part) for part in flat]).tolist()
+        places, *tables = (numbers[end - len(part) : end] for part, end in zip(flat, ends, strict=True))
         corners = [_corners(pool) for pool in pools]
         corners += corners[:1] * (POOLS_MAX - len(pools))
-        layers = [[array for pool in corners for array in pool[cache]] for cache in self._caches]
-        return CudaLayout((count, parts), shared, layers, pieces, tokens)
+        layers = [
+            [tables[table]] + [array for pool in corners for array in pool[cache]]
+            for table, cache in zip(self._tables, self._caches, strict=True)
+        ]
+        return CudaLayout(tuple(kind), [places], layers, pieces, tokens)
 
     def attend(self, layout: CudaLayout, layer: int, qkv: Sequence[mx.array]) -> mx.array:
         """See `SlotAttention`. Takes the joined product; rotated heads of tokens with three positions are MLX's."""
         heads = self._heads[layer]
-        if len(qkv) == 1:
+        if qkv[0].ndim == 2:
             return self.attend_replayed(layout.kind, heads, *qkv, *layout.shared, *layout.layers[layer])
         attended = self._by_mlx.attend(self._by_mlx.begin(layout.pieces, layout.tokens), layer, qkv)
         for piece in layout.pieces:
@@ -82,37 +113,47 @@ class CudaAttention:
             piece.slot.pool.replaced()
         return attended
 
-    def attend_replayed(
-        self, kind: tuple[int, int], heads: HeadShape, product: mx.array, *arrays: mx.array
-    ) -> mx.array:
+    def attend_replayed(self, kind: Kind, heads: HeadShape, product: mx.array, *arrays: mx.array) -> mx.array:
         """Attention [tokens, heads * dim] of a layer's joined product [tokens, outputs]; depends on nothing else. Zeros
         for padding."""
-        _, parts = kind
+        _, parts = kind[self._readings.index(_reading(heads))]
         places, tiles, *keys_values = arrays
         return attention.attend(heads, parts, rotate(heads, product, places, keys_values), tiles, keys_values)
 
     def examples(self, tokens: int) -> list[CudaLayout]:
         """A step of as many rows in decode of every kind, to trace it before there is one."""
-        tiles = few_sizes(tokens)
-        shared = [mx.zeros((tokens * _PLACE,), mx.int32), mx.zeros((tiles * attention.TILE,), mx.int32)]
+        counts = {tiling: few_sizes(tokens * len(_first_queries(1, tiling))) for tiling in self._tilings}
+        one = np.ones(1, np.int32)
+        kinds = dict.fromkeys(
+            tuple(
+                (counts[reading.tiling], _parts(reading, counts[reading.tiling], columns * one, one))
+                for reading in self._readings
+            )
+            for columns in (1, *attention.SPLIT_COLUMNS)
+        )
+        tables = [mx.zeros((count * attention.TILE,), mx.int32) for count in counts.values()]
         layers = [
-            [mx.zeros((1, heads.key_heads, 1, heads.dim), heads.dtype)] * (2 * POOLS_MAX)
-            for heads in self._heads
+            [tables[table], *[mx.zeros((1, heads.key_heads, 1, heads.dim), heads.dtype)] * (2 * POOLS_MAX)]
+            for heads, table in zip(self._heads, self._tables, strict=True)
         ]
-        every_parts = attention.every_parts(tiles * self._heads[0].key_heads)
-        return [CudaLayout((tiles, parts), shared, layers, (), tokens) for parts in every_parts]
+        places = mx.zeros((tokens * _PLACE,), mx.int32)
+        return [CudaLayout(kind, [places], layers, (), tokens) for kind in kinds]
 
 
 def supports(layers: Sequence[HeadShape]) -> bool:
     """Whether the kernels support all of these layers."""
-    group = layers[0].heads // layers[0].key_heads
     return all(
-        heads.window is None
-        and heads.heads == group * heads.key_heads
-        and rotates(heads)
-        and attention.supports(heads.dtype, heads.dim)
+        heads.heads % heads.key_heads == 0 and rotates(heads) and attention.supports(heads.dtype, heads.dim)
         for heads in layers
     )
+
+
+def _parts(reading: _Reading, tiles: int, ends: np.ndarray, tokens: np.ndarray) -> int:
+    """Parts of a row's columns, for rows with so many before `ends`, the last `tokens` of them of the step."""
+    if reading.window is not None:
+        ends = np.minimum(ends, reading.window - 1 + np.minimum(tokens, attention.BLOCK_QUERIES_MAX))
+    blocks = attention.blocks_of(tiles, reading.key_heads, reading.tiling.dim)
+    return attention.parts_of(blocks, int(ends.max()))
 
 
 def _corners(pool: SlotPool) -> list[list[mx.array]]:
@@ -143,21 +184,29 @@ def _places(pool_numbers: np.ndarray, table: np.ndarray, tokens: int) -> np.ndar
     return places
 
 
-def _tiles(pool_numbers: np.ndarray, table: np.ndarray, tokens: int, group: int) -> np.ndarray:
+def _tiles(pool_numbers: np.ndarray, table: np.ndarray, tokens: int, tiling: _Tiling) -> np.ndarray:
     """The table of attention.cu. Tiles of prompts come first, since they take longest."""
     tiles: list[tuple[int, ...]] = []
     begin = 0
-    for pool, (slot, start, count, _) in zip(pool_numbers.tolist(), table.tolist(), strict=True):
-        step = attention.block_queries(group * count)
-        apart = int(step > attention.block_queries(1))
-        for query in range(0, group * count, step):
-            tiles.append((pool, slot, start + count, count, query, begin, apart))
-        begin += count
-    if tokens > begin:
+    rows = [
+        (pool, slot, start + count, count)
+        for pool, (slot, start, count, _) in zip(pool_numbers.tolist(), table.tolist(), strict=True)
+    ]
+    if padding := tokens - sum(count for *_, count in rows):
         # Padding is a row without columns.
-        count = tokens - begin
-        step = attention.block_queries(group * count)
-        apart = int(step > attention.block_queries(1))
-        tiles += [(0, 0, 0, count, query, begin, apart) for query in range(0, group * count, step)]
+        rows.append((0, 0, 0, padding))
+    for pool, slot, end, count in rows:
+        queries = _first_queries(count, tiling)
+        apart = int(queries.step == attention.BLOCK_QUERIES_MAX)
+        tiles += [(pool, slot, end, count, query, begin, apart) for query in queries]
+        begin += count
     tiles.sort(key=lambda tile: -tile[3])
+    # A trace is for one size: tiles without tokens fill it up.
+    tiles += [(0,) * attention.TILE] * (few_sizes(len(tiles)) - len(tiles))
     return np.array(tiles, np.int32)
+
+
+def _first_queries(tokens: int, tiling: _Tiling) -> range:
+    """The first query of each tile of a row."""
+    queries = tiling.group * tokens
+    return range(0, queries, attention.block_queries(queries, tiling.dim))
