@@ -212,6 +212,7 @@ def test_the_manifest_runs_commands_that_exist(served: list[WorkerConfig]) -> No
     assert policy["spec"]["podSelector"]["matchLabels"] == service["spec"]["selector"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("version", ["1.28", "1.31", "1.34"])
 def test_kubernetes_knows_every_field_of_the_manifest(version: str) -> None:
     """By the schemas of its releases; a field that they do not know is a mistake in writing."""

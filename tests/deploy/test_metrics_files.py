@@ -72,6 +72,7 @@ def plain(expression: str) -> str:
     return expression.replace("$__rate_interval", "1m").replace("$worker", ".*")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("expression", expressions())
 def test_an_expression_parses_and_names_metrics_that_exist(expression: str) -> None:
     """A panel of a metric that was renamed would be empty for ever."""

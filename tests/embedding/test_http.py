@@ -295,6 +295,7 @@ def test_no_call_writes_more_than_one_vector_as_text() -> None:
 # --- the clients of others -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_openai_python_reads_both_encodings(front: Front) -> None:
     """Sync and async; base64 is what it asks for by itself."""
     openai = pytest.importorskip("openai")
@@ -317,6 +318,7 @@ def test_openai_python_reads_both_encodings(front: Front) -> None:
     np.testing.assert_allclose(asyncio.run(ask()), expected, atol=1e-7)
 
 
+@pytest.mark.process
 @pytest.mark.skipif(
     importlib.util.find_spec("langchain_openai") is None, reason="langchain-openai is not installed"
 )

@@ -13,6 +13,8 @@ from tests.http.front import Front, serving
 from tests.http.scripted import ScriptedClient
 from zmqengine_http import HttpConfig
 
+pytestmark = pytest.mark.process
+
 if TYPE_CHECKING:
     import anthropic
 

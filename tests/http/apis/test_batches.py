@@ -18,6 +18,8 @@ from zmqengine_http import HttpConfig
 from zmqengine_http.batches import job as batch_module
 from zmqengine_http.batches import stored_files as storage
 
+pytestmark = pytest.mark.process
+
 KEYS = ("a-long-enough-key", "another-long-key")
 CHATS = "/v1/chat/completions"
 Line = Mapping[str, Any]

@@ -12,6 +12,8 @@ from tests.http.front import Front, call, get, post, serving
 from tests.http.scripted import ScriptedClient
 from zmqengine_http import HttpConfig
 
+pytestmark = pytest.mark.process
+
 CALL = '<tool_call>{"name": "patch", "arguments": {"input": "line \\"one\\"\\nline two"}}</tool_call>'
 INPUT = 'line "one"\nline two'
 GRAMMAR = {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: /.+/"}}

@@ -309,6 +309,7 @@ def official_fields() -> Iterator[tuple[str, set[str]]]:
     yield "/v1/messages", set(get_type_hints(anthropic.message_create_params.MessageCreateParamsBase))
 
 
+@pytest.mark.process
 def test_every_field_of_the_official_clients_is_in_the_table() -> None:
     """None that their own packages can send is unknown to us, and none is known twice."""
     bodies = {column.title: column.body for column in COLUMNS}
@@ -318,6 +319,7 @@ def test_every_field_of_the_official_clients_is_in_the_table() -> None:
         assert not set(body.supported) & set(body.fields)
 
 
+@pytest.mark.process
 def test_every_field_and_option_of_ollama_has_an_effect_or_is_named(watched: Watched) -> None:
     """As its own client can send them."""
     ollama = pytest.importorskip("ollama")

@@ -67,6 +67,7 @@ def check(reply: Reply) -> None:
         assert reply.error["message"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_requests_made_from_the_document_find_no_500(front: Front, operation: str) -> None:
     """A property-based run of schemathesis: valid and invalid bodies, whatever the schema allows."""

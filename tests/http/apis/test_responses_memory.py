@@ -18,6 +18,8 @@ from zmqengine_http.apis.responses.request import Item
 from zmqengine_http.apis.responses.response_memory import ResponseMemory
 from zmqengine_http.serving.errors import ApiError
 
+pytestmark = pytest.mark.process
+
 KEYS = ("a-long-enough-key", "another-long-key")
 SHELL = {"type": "function", "name": "bash", "strict": False, "parameters": {"type": "object"}}
 QUESTION = "use a tool"

@@ -17,6 +17,8 @@ from zmqengine.errors import WorkerLost
 from zmqengine.protocol.messages import Constraint, Description
 from zmqengine_http import HttpConfig
 
+pytestmark = pytest.mark.process
+
 KEY = "a-long-enough-key"
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
 FACTS: dict[str, str | bool | int] = {

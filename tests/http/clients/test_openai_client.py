@@ -17,6 +17,8 @@ from tests.http.scripted import ScriptedClient
 from zmqengine.testing import FakeWorker
 from zmqengine_http import HttpConfig
 
+pytestmark = pytest.mark.process
+
 KEY = "a-key-for-tests"
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 TOOLS: Any = [

@@ -16,6 +16,8 @@ from tools.pico.draw import Draw
 from tools.pico.tools.chat import Offer, call_turn, offers
 from zmqengine_http import HttpConfig
 
+pytestmark = pytest.mark.process
+
 ASKS = 10
 # The bundled model is small: of the asks of this test it may fail some.
 RIGHT_LEAST = 8

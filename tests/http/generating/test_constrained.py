@@ -16,6 +16,8 @@ from tests.http.tool_directory import MOOD, tool_directory
 from tests.support.workers import WorkerProcess
 from zmqengine_http import HttpConfig
 
+pytestmark = pytest.mark.process
+
 MESSAGES: Any = [{"role": "user", "content": "Tell me about Tom."}]
 WEATHER: Any = {
     "type": "function",

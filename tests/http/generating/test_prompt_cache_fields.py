@@ -17,6 +17,8 @@ from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.testing import FakeWorker
 from zmqengine_http import HttpConfig
 
+pytestmark = pytest.mark.process
+
 
 class Clients(NamedTuple):
     """Both programs, at one front-end."""

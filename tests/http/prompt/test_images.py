@@ -165,6 +165,7 @@ def trained() -> Iterator[Front]:
             yield front
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("thing", "answer"), SEEN.items(), ids=str)
 def test_the_sdks_own_image_examples_are_answered(
     trained: Front, thing: tuple[str, str], answer: str
