@@ -283,11 +283,22 @@ def wide_of(linear: Linear) -> mx.array:
 
 def write_columns(inputs: Arrays, _: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
     """write_columns.cu"""
-    array, columns, place = inputs
+    *arrays, columns, place = inputs
     numbers: Any = place.tolist()
     slot, start, count = numbers
-    memory(array)[slot, :, start : start + count] = memory(columns)[0]
+    for array, own in zip(arrays, memory(columns), strict=False):
+        memory(array)[slot, :, start : start + count] = own[0]
     return [mx.zeros(shapes[0])]
+
+
+def read_columns(inputs: Arrays, _: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
+    """read_columns.cu"""
+    *arrays, place = inputs
+    numbers: Any = place.tolist()
+    slot, start, count, heads = numbers
+    parts = [memory(array)[slot, :, start : start + count] for array in arrays[: shapes[0][0]]]
+    assert all(len(part) == heads for part in parts)
+    return [mx.array(np.stack(parts)).view(inputs[0].dtype)]
 
 
 def attend(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
@@ -514,6 +525,7 @@ def number(bits: int) -> float:
 KERNELS: dict[str, Callable[[Arrays, Facts, Sequence[tuple[int, ...]]], list[mx.array]]] = {
     "residual_norm": add_and_norm,
     "rotary_heads": rotate,
+    "read_columns": read_columns,
     "write_columns": write_columns,
     "attention": attend,
     "attention_part": attend_in_parts,

@@ -33,7 +33,7 @@ from zmqengine.engine.cuda.nvrtc import Compiled, Nvrtc, NvrtcError
 from zmqengine.engine.cuda.slot_attention import CudaAttention
 from zmqengine.engine.cuda.slot_storage import CudaStorage
 from zmqengine.engine.host.backend import on_cuda
-from zmqengine.engine.kv.slots import ColumnWrite, KVShape, Slots
+from zmqengine.engine.kv.slots import KVShape, Slots
 from zmqengine.engine.models.attention import PlacedPiece
 from zmqengine.engine.models.layers import Experts, HeadShape, Linear, QueryKeyNorms, RotaryEmbedding
 
@@ -145,7 +145,8 @@ def build_every_kernel() -> None:
         layout = attention.begin([PlacedPiece(slots.take(1), 0, 3)], 64)
         attention.attend(layout, 0, [zeros(64, 1536)])
     (pool,) = slots.pools.values()
-    storage.write([ColumnWrite(pool.keys[0], 0, 0, zeros(1, 2, 3, 128))])
+    storage.write(pool.keys, 0, 0, zeros(1, 1, 2, 3, 128))
+    storage.read(pool.keys, 0, 0, 3)
     between_products.add_and_norm(zeros(2, 4096), zeros(2, 4096), zeros(4096), 1e-5)
     for rows, outputs, gated in ((8, 4096, False), (32, 16_384, True)):
         plain_products.few_rows(zeros(rows, 256), zeros(outputs, 256), gated=gated)

@@ -8,9 +8,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from zmqengine.engine.cuda.slot_storage import CudaStorage, supports
+from zmqengine.engine.cuda.slot_storage import ARRAYS_MAX, CudaStorage, supports
 from zmqengine.engine.kv.block_layout import SlotBlocks
-from zmqengine.engine.kv.slots import ColumnWrite, KVShape, Slot, Slots
+from zmqengine.engine.kv.slots import KVShape, Slot, Slots
 
 pytestmark = [pytest.mark.cuda_emulated, pytest.mark.usefixtures("kernels")]
 
@@ -22,8 +22,8 @@ def numbers(tokens: int, seed: int) -> mx.array:
     return mx.random.normal((1, SHAPE.heads, tokens, SHAPE.dim), key=mx.random.key(seed)).astype(SHAPE.dtype)
 
 
-def new_slots() -> Slots:
-    return Slots([SHAPE] * LAYERS, 4096, CudaStorage())
+def new_slots(layers: int = LAYERS) -> Slots:
+    return Slots([SHAPE] * layers, 4096, CudaStorage())
 
 
 def arrays_of(slot: Slot) -> list[Any]:
@@ -33,12 +33,9 @@ def arrays_of(slot: Slot) -> list[Any]:
 
 def fill(slots: Slots, slot: Slot, start: int, tokens: int, seed: int) -> None:
     """Write columns of all layers."""
-    slots.storage.write(
-        [
-            ColumnWrite(array, slot.index, start, numbers(tokens, seed + number))
-            for number, array in enumerate(arrays_of(slot))
-        ]
-    )
+    arrays = arrays_of(slot)
+    columns = mx.stack([numbers(tokens, seed + number) for number in range(len(arrays))])
+    slots.storage.write(arrays, slot.index, start, columns)
 
 
 def columns_of(slot: Slot, start: int, end: int) -> list[np.ndarray]:
@@ -73,16 +70,43 @@ def test_columns_may_be_any_part_of_an_array() -> None:
     """As those of a block, or of another slot."""
     slots = new_slots()
     slot = slots.take(1)
-    whole = numbers(40, 1)
+    first, second = numbers(40, 1), numbers(40, 2)
+    whole = mx.stack([first, second])
     key, value = slot.pool.keys[1], slot.pool.values[1]
-    slots.storage.write(
-        [
-            ColumnWrite(key, slot.index, 7, whole[:, :, 5:30]),
-            ColumnWrite(value, slot.index, 0, whole[:, :, :0]),
-        ]
-    )
-    assert np.array_equal(np.array(key[:, :, 7:32]), np.array(whole[:, :, 5:30]))
-    assert not np.array(value).any()
+    slots.storage.write([key, value], slot.index, 7, whole[..., 5:30, :])
+    assert np.array_equal(np.array(key[:, :, 7:32]), np.array(first[:, :, 5:30]))
+    assert np.array_equal(np.array(value[:, :, 7:32]), np.array(second[:, :, 5:30]))
+    slots.storage.write([value], slot.index, 40, whole[1:, ..., :0, :])
+    slots.storage.write([value], slot.index, 40, whole[1:, ..., :1, :])
+    assert np.array_equal(np.array(value[:, :, 40]), np.array(second[:, :, 0]))
+    for array in (key, value):
+        assert not np.array(array[:, :, 32:40]).any()
+        assert not np.array(array[:, :, 41:]).any()
+
+
+@pytest.mark.parametrize("layers", [1, 32, 33])
+def test_a_launch_takes_the_arrays_of_32_layers(
+    request: pytest.FixtureRequest, kernels: str, layers: int
+) -> None:
+    """As the host pays for each: to clear a slot, to copy a prefix out of one, and to restore it to another."""
+    if kernels != "plain_kernels":
+        pytest.skip("launches are counted by what stands in for kernels")
+    called: list[str] = request.getfixturevalue(kernels)
+    slots = new_slots(layers)
+    blocks = SlotBlocks(slots)
+    slot, _ = slots.take(200), slots.take(200)
+    launches = -(-2 * layers // ARRAYS_MAX)
+    fill(slots, slot, 0, 130, 1)
+    parts = blocks.take(slot, 0, [64, 128, 130])
+    mx.eval(parts)
+    assert called == ["write_columns"] * launches + ["read_columns"] * launches
+    slot.close(is_finite=False)
+    slots.take(1)
+    assert not any(array.any() for array in columns_of(slot, 0, 512))
+    restored = blocks.build(parts, 129, None, 200)
+    assert called[2 * launches :] == ["write_columns"] * (2 * launches)
+    for number, got in enumerate(columns_of(restored, 0, 129)):
+        assert np.array_equal(got, np.array(numbers(130, 1 + number))[:, :, :129])
 
 
 def test_a_pool_that_grows_keeps_what_was_written() -> None:

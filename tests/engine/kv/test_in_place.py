@@ -115,4 +115,5 @@ def test_a_row_that_outgrows_its_slot_is_copied_alone(model: Any) -> None:
         measured.engine.next()
     peaks = [measured.step() for _ in range(16)]
     assert sum(grown for _, grown in peaks) == 2
-    assert max(peak - grown for peak, grown in peaks) <= 0.5
+    # Up to 1,024 tokens of it exist once more: these are all of the row.
+    assert max(peak - grown for peak, grown in peaks) <= 1.1

@@ -11,7 +11,7 @@ import pytest
 
 from zmqengine.engine.cpu.numpy_attention import NumpyStorage
 from zmqengine.engine.kv.block_layout import SlotBlocks
-from zmqengine.engine.kv.slots import CAPACITY_MIN, POOLS_MAX, ColumnWrite, KVShape, MlxStorage, Slot, Slots
+from zmqengine.engine.kv.slots import CAPACITY_MIN, POOLS_MAX, KVShape, MlxStorage, Slot, Slots
 
 # Layers of two shapes: their arrays are groups of their own in blocks of the prefix cache.
 SHAPES = [KVShape(2, 3, mx.float32), KVShape(1, 5, mx.float32), KVShape(2, 3, mx.float32)]
@@ -39,11 +39,8 @@ class Life:
         ]
 
     def put(self, slot: Slot, start: int, numbers: list[np.ndarray]) -> None:
-        writes = [
-            ColumnWrite(array, slot.index, start, mx.array(one)[None])
-            for array, one in zip(arrays(slot), numbers, strict=True)
-        ]
-        self.slots.storage.write(writes)
+        for array, one in zip(arrays(slot), numbers, strict=True):
+            self.slots.storage.write([array], slot.index, start, mx.array(one)[None, None])
 
     def take(self, tokens: int) -> None:
         slot = self.slots.take(tokens)

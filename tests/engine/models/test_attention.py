@@ -54,10 +54,8 @@ class Rows:
         """Free a slot; with numbers that no other row may see, if `spoilt`."""
         slot = self.rows.pop(row)
         if spoilt:
-            nothing = np.full((1, 2, slot.capacity, 8), np.nan, np.float32)
-            nothing_of = nothing if self.is_numpy else mx.array(nothing)
             layers = [(layer, name) for layer in range(len(HEADS)) for name in ("keys", "values")]
-            self.slots.restore(slot, layers, [nothing_of] * len(layers))
+            self.slots.restore(slot, layers, mx.full((len(layers), 1, 2, slot.capacity, 8), mx.nan))
         slot.close(is_finite=not spoilt)
 
     def step(self, pieces: dict[int, tuple[int, int]], padding: int = 0) -> None:

@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 import mlx.core as mx
 import numpy as np
 
-from zmqengine.engine.kv.slots import ColumnWrite
 from zmqengine.engine.models.attention import PlacedPiece, PoolLayout, PromptPiece, ShortRows, layout_of
 from zmqengine.engine.models.layers import HeadShape
 
@@ -36,15 +35,20 @@ class NumpyStorage:
         """See `SlotStorage`."""
         return np.concatenate([first, second])
 
-    def write(self, writes: Sequence[ColumnWrite]) -> None:
+    def read(self, arrays: Sequence[Array], index: int, start: int, end: int) -> mx.array:
         """See `SlotStorage`."""
-        for one in writes:
-            stop = one.start + one.columns.shape[2]
-            one.array[one.index : one.index + 1, :, one.start : stop] = np.asarray(one.columns)
+        return mx.array(np.stack([array[index : index + 1, :, start:end] for array in arrays]))
 
-    def stacked(self, parts: Sequence[Array]) -> mx.array:
+    def write(self, arrays: Sequence[Array], index: int, start: int, columns: mx.array) -> None:
         """See `SlotStorage`."""
-        return mx.array(np.stack(parts))
+        stop = start + columns.shape[-2]
+        for array, array_columns in zip(arrays, np.asarray(columns), strict=True):
+            array[index : index + 1, :, start:stop] = array_columns
+
+    def clear(self, arrays: Sequence[Array], index: int) -> None:
+        """See `SlotStorage`."""
+        for array in arrays:
+            array[index] = 0
 
 
 class NumpyAttention:

@@ -7,7 +7,7 @@ kernel_cache.py          compiled kernels on disk, where MLX looks for them
 nvrtc.py                 the compiler; mlx_types.cuh: types of what MLX passes to a kernel
 resident.py              small arrays that every kernel of a step reads, kept on the device
 draw_kernel.py           the draw of tokens from logits: draw.cu
-slot_storage.py          arrays of slots: columns are written in place by write_columns.cu
+slot_storage.py          arrays of slots: write_columns.cu writes columns in place, read_columns.cu copies them
 slot_attention.py        attention of a step over slots: the places of its tokens, and the tiles of its queries
 attention.py             its kernel, by tensor cores: attention.cu with attention_whole.cu, or attention_part.cu and
                          attention_join.cu where thread blocks share the columns of a row. Few queries of a row are in

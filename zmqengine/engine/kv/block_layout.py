@@ -13,10 +13,8 @@ from typing import Any, NamedTuple, Protocol
 import mlx.core as mx
 
 from zmqengine.checkpoint.cache_shape import GROWTH_TOKENS
-from zmqengine.engine.kv.slots import KVShape, Slot, Slots
+from zmqengine.engine.kv.slots import COPIED_TOKENS, Slot, Slots, grouped
 
-# Maximum tokens copied at once.
-_COPIED_TOKENS = 1024
 _RESTORED_BYTES = 256 << 20
 """Maximum bytes of a restored prompt in one computation: macOS ends a command buffer after 5 s, and did so to one that
 restored 9 GB (MTPLX issue 422)."""
@@ -33,7 +31,7 @@ class State(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Arrays of one shape and type, stored as one: (layer, "keys" or "values") of each."""
+    """Arrays of one shape and type, stored as one."""
 
     arrays: list[tuple[int, str]]
     heads: int
@@ -82,11 +80,7 @@ class SlotBlocks:
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
         self.is_cut_anywhere = slots.states is None
-        groups: dict[KVShape, Group] = {}
-        for layer, shape in enumerate(slots.shapes):
-            group = groups.setdefault(shape, Group([], *shape))
-            group.arrays.extend([(layer, "keys"), (layer, "values")])
-        self._groups = list(groups.values())
+        self._groups = [Group(names, *shape) for shape, names in grouped(slots.shapes).items()]
 
     @property
     def token_bytes(self) -> int:
@@ -121,7 +115,7 @@ class SlotBlocks:
         for number, group in enumerate(self._groups):
             for first, lot in lots(group, tokens):
                 columns = merged(parts, number, first, lot, tokens)
-                self._slots.restore(slot, group.arrays[first : first + lot], list(columns))
+                self._slots.restore(slot, group.arrays[first : first + lot], columns)
                 if lot < len(group.arrays):
                     start(columns)
         if slot.states is not None:
@@ -147,7 +141,7 @@ def cut(
     parts: list[list[mx.array]] = []
     while len(parts) < len(cuts):
         # In pieces, since two copies of a piece exist at once.
-        taken = [cut for cut in cuts[len(parts) :] if cut - start <= _COPIED_TOKENS] or [cuts[len(parts)]]
+        taken = [cut for cut in cuts[len(parts) :] if cut - start <= COPIED_TOKENS] or [cuts[len(parts)]]
         whole = [stacked(group, start, taken[-1]) for group in groups]
         begins = [start, *taken]
         parts += [

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
@@ -13,6 +12,8 @@ CAPACITY_MIN = 512
 """Tokens of the smallest slot: shorter rows share a pool, and so a call of attention."""
 POOLS_MAX = 8
 """Maximum number of capacities: a kernel of ours takes the arrays of as many pools."""
+COPIED_TOKENS = 1024
+"""Maximum tokens of a row copied at once."""
 
 
 class KVShape(NamedTuple):
@@ -28,14 +29,16 @@ class KVShape(NamedTuple):
         return 2 * self.heads * self.dim * self.dtype.size
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnWrite:
-    """Keys or values of consecutive tokens, [1, heads, tokens, dim], for columns `start` on of one slot."""
+ArrayNames = Sequence[tuple[int, str]]
+"""Arrays of a pool: (layer, "keys" or "values") of each."""
 
-    array: Any
-    index: int
-    start: int
-    columns: Any
+
+def grouped(shapes: Sequence[KVShape]) -> dict[KVShape, list[tuple[int, str]]]:
+    """Arrays of the same shape, which are read and written together."""
+    groups: dict[KVShape, list[tuple[int, str]]] = {}
+    for layer, shape in enumerate(shapes):
+        groups.setdefault(shape, []).extend([(layer, "keys"), (layer, "values")])
+    return groups
 
 
 class SlotStorage(Protocol):
@@ -56,12 +59,16 @@ class SlotStorage(Protocol):
         """A new array of the slots of both."""
         ...
 
-    def write(self, writes: Sequence[ColumnWrite]) -> None:
-        """Write columns of one slot: keys of a layer, its values, those of another layer, and so on."""
+    def read(self, arrays: Sequence[Any], index: int, start: int, end: int) -> mx.array:
+        """A copy of columns of slot `index` of arrays of one shape, [arrays, 1, heads, tokens, dim]."""
         ...
 
-    def stacked(self, parts: Sequence[Any]) -> mx.array:
-        """A copy of parts [1, heads, tokens, dim] of slots as one array of MLX, [parts, 1, heads, tokens, dim]."""
+    def write(self, arrays: Sequence[Any], index: int, start: int, columns: mx.array) -> None:
+        """Write columns of slot `index` of arrays of one shape, from column `start` on; they are as those of `read`."""
+        ...
+
+    def clear(self, arrays: Sequence[Any], index: int) -> None:
+        """Fill slot `index` of arrays of one shape with zeros."""
         ...
 
 
@@ -80,15 +87,20 @@ class MlxStorage:
         """See `SlotStorage`."""
         return mx.concatenate([first, second])
 
-    def write(self, writes: Sequence[ColumnWrite]) -> None:
+    def read(self, arrays: Sequence[mx.array], index: int, start: int, end: int) -> mx.array:
         """See `SlotStorage`."""
-        for one in writes:
-            stop = one.start + one.columns.shape[2]
-            one.array[one.index : one.index + 1, :, one.start : stop] = one.columns
+        return mx.stack([array[index : index + 1, :, start:end] for array in arrays])
 
-    def stacked(self, parts: Sequence[mx.array]) -> mx.array:
+    def write(self, arrays: Sequence[mx.array], index: int, start: int, columns: mx.array) -> None:
         """See `SlotStorage`."""
-        return mx.stack(list(parts))
+        stop = start + columns.shape[-2]
+        for array, array_columns in zip(arrays, columns, strict=True):  # type: ignore[arg-type]
+            array[index : index + 1, :, start:stop] = array_columns
+
+    def clear(self, arrays: Sequence[mx.array], index: int) -> None:
+        """See `SlotStorage`."""
+        for array in arrays:
+            array[index] = 0
 
 
 class Slot:
@@ -253,6 +265,10 @@ class SlotPool:
         """Bytes of the arrays, without those of the host that were never written."""
         return self.slot_bytes * (self.rows if self._storage.on_mlx else self._touched)
 
+    def arrays(self, names: ArrayNames) -> list[Any]:
+        """The arrays of these names."""
+        return [(self.keys if name == "keys" else self.values)[layer] for layer, name in names]
+
     def take(self) -> Slot:
         """The free slot with the least index; attention covers all up to the last one in use."""
         free = next((index for index, slot in enumerate(self.slots) if slot is None), len(self.slots))
@@ -264,15 +280,8 @@ class SlotPool:
         slot = self.slots[free] = Slot(self, free)
         if free in self._unclean:
             self._unclean.remove(free)
-            self._storage.write(
-                [
-                    ColumnWrite(array, free, 0, self._storage.zeros((1, *array.shape[1:]), shape.dtype))
-                    for shape, both in zip(
-                        self._shapes, zip(self.keys, self.values, strict=True), strict=True
-                    )
-                    for array in both
-                ]
-            )
+            for names in grouped(self._shapes).values():
+                self._storage.clear(self.arrays(names), free)
         return slot
 
     def give_back(self, slot: Slot, *, is_finite: bool) -> None:
@@ -357,15 +366,14 @@ class Slots:
     def move(self, slot: Slot, tokens: int, computed: int) -> Slot:
         """Copy the first `computed` tokens of a slot into one for `tokens`, and give it back."""
         larger = self._take(tokens)
-        writes = [
-            ColumnWrite(there, larger.index, 0, here[slot.index : slot.index + 1, :, :computed])
-            for here, there in zip(_arrays(slot.pool), _arrays(larger.pool), strict=True)
-        ]
-        if computed:
-            self.storage.write(writes)
-            if self.storage.on_mlx and not self.storage.writes_in_place:
-                # Before the next write to the smaller slot's pool, which MLX would copy while this reads it.
-                mx.eval([write.array for write in writes])
+        for names in grouped(self.shapes).values():
+            # In pieces, since each exists twice.
+            for start in range(0, computed, COPIED_TOKENS):
+                columns = self.copy(slot, names, start, min(start + COPIED_TOKENS, computed))
+                self.restore(larger, names, columns, start)
+                if self.storage.on_mlx and not self.storage.writes_in_place:
+                    # Before the next write to the smaller slot's pool, which MLX would copy while this reads it.
+                    mx.eval(larger.pool.arrays(names))
         slot.pool.give_back(slot, is_finite=False)
         larger.states, larger.state = slot.states, slot.state
         return larger
@@ -392,26 +400,10 @@ class Slots:
 
     # --- blocks of the prefix cache ---
 
-    def copy(self, slot: Slot, layers: Sequence[tuple[int, str]], start: int, end: int) -> mx.array:
-        """A copy of tokens `start` to `end` of arrays (layer, "keys" or "values"), [arrays, 1, heads, tokens, dim]."""
-        own = slice(slot.index, slot.index + 1)
-        return self.storage.stacked(
-            [getattr(slot.pool, name)[layer][own, :, start:end] for layer, name in layers]
-        )
+    def copy(self, slot: Slot, names: ArrayNames, start: int, end: int) -> mx.array:
+        """A copy of tokens `start` to `end` of arrays of one shape, [arrays, 1, heads, tokens, dim]."""
+        return self.storage.read(slot.pool.arrays(names), slot.index, start, end)
 
-    def restore(
-        self, slot: Slot, layers: Sequence[tuple[int, str]], arrays: Sequence[Any], start: int = 0
-    ) -> None:
-        """Write columns [1, heads, tokens, dim] of arrays (layer, name) from column `start` on."""
-        self.storage.write(
-            [
-                ColumnWrite(getattr(slot.pool, name)[layer], slot.index, start, array)
-                for (layer, name), array in zip(layers, arrays, strict=True)
-            ]
-        )
-
-
-def _arrays(pool: SlotPool) -> Iterator[Any]:
-    for keys, values in zip(pool.keys, pool.values, strict=True):
-        yield keys
-        yield values
+    def restore(self, slot: Slot, names: ArrayNames, columns: mx.array, start: int = 0) -> None:
+        """Write columns of arrays of one shape, as `copy` gives them, from column `start` on."""
+        self.storage.write(slot.pool.arrays(names), slot.index, start, columns)
