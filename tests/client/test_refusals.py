@@ -23,7 +23,27 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": 
         ([], {}, "messages: at least one is needed"),
         ([{"role": "usr", "content": "Hello"}], {}, r"messages\[0\].role: 'usr' is none of system"),
         ([*HELLO, {"content": "Hello"}], {}, r"messages\[1\].role: None is none of"),
+        ([{"role": "user"}], {}, r"messages\[0\].content: a text, or a list of parts"),
+        ([{"role": "user", "content": 3}], {}, r"messages\[0\].content: a text, or a list of parts"),
+        (
+            [{"role": "user", "content": [{"type": "audio"}]}],
+            {},
+            r"messages\[0\].content\[0\]: a part is a text",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "text"}]}],
+            {},
+            r"messages\[0\].content\[0\].text: a part of type",
+        ),
+        (["Hello"], {}, r"messages\[0\]: a message is a mapping"),
+        (
+            [*HELLO, {"role": "assistant", "tool_calls": [{"id": "1"}]}, *HELLO],
+            {},
+            r"messages\[1\].tool_calls\[0\]: a call is",
+        ),
         (HELLO, {"tools": [TOOL]}, "tools: this model's chat template takes none"),
+        (HELLO, {"tools": [{"name": "look"}]}, r"tools\[0\]: a function is"),
+        (HELLO, {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs: 'messages' cannot be set"),
     ],
 )
 def test_what_a_template_would_drop_is_refused(

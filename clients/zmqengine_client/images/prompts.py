@@ -12,16 +12,8 @@ from zmqengine.vision_card import VisionCard
 from zmqengine_client.images.image_body import ImageBody
 from zmqengine_client.images.preparing import IMAGES, ImageFacts
 from zmqengine_client.images.prompt_image import PromptImage
-from zmqengine_client.images.sources import ImageLike
 
 WORD_JOINER = "\u2060"
-
-
-class Pictured(NamedTuple):
-    """Messages whose images are `{"type": "image"}`, as chat templates read them, and the images in order."""
-
-    messages: list[Mapping[str, Any]]
-    images: list[ImageLike]
 
 
 class Expanded(NamedTuple):
@@ -77,38 +69,6 @@ def place_images(ids: Sequence[int], images: Sequence[ReadyImage], card: VisionC
         PromptImage(span, image.make, image.body) for span, image in zip(expanded.spans, images, strict=True)
     ]
     return Placed(expanded.ids, placed)
-
-
-def take_images(messages: Sequence[Mapping[str, Any]]) -> Pictured:
-    """The messages and their images: parts `{"type": "image", "image": ...}`, and those of OpenAI's form.
-
-    Raises `BadRequest` for a part of either type that has no image.
-    """
-    images: list[ImageLike] = []
-    taken = [_taken(message, images) for message in messages]
-    return Pictured(taken if images else list(messages), images)
-
-
-def _taken(message: Mapping[str, Any], images: list[ImageLike]) -> Mapping[str, Any]:
-    content = message.get("content") if isinstance(message, Mapping) else None
-    if not isinstance(content, (list, tuple)):
-        return message
-    parts = []
-    for part in content:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind not in ("image", "image_url"):
-            parts.append(part)
-            continue
-        image = part.get(kind)
-        if kind == "image_url" and isinstance(image, Mapping):
-            image = image.get("url")
-        if image is None:
-            raise BadRequest(
-                f"a part of type {kind} has its image as {kind!r}: a path, bytes, a data URL or a PIL image"
-            )
-        images.append(image)
-        parts.append({"type": "image"})
-    return {**message, "content": parts}
 
 
 def with_markers(prompt: str, marker: str, count: int) -> str:

@@ -16,12 +16,12 @@ from zmqengine_client.core.request import Request
 from zmqengine_client.images.prompts import (
     place_images,
     ready_images,
-    take_images,
     with_markers,
-    without_marker,
 )
 from zmqengine_client.images.sources import ImageLike, file_bytes
 from zmqengine_client.text.answer_text import chat_splitter
+from zmqengine_client.text.chats.messages import take_messages
+from zmqengine_client.text.chats.rendering import render_chat, reserved_name, takes_tools
 from zmqengine_client.text.reasoning import thinking_max
 from zmqengine_client.text.stop_strings import stop_list
 from zmqengine_client.text.text_reader import TextReader
@@ -31,7 +31,13 @@ from zmqengine_client.text.tool_calls import TextSplitter
 log = logging.getLogger("zmqengine.client")
 
 SLOW_S = 1.0
-ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+class Encoded(NamedTuple):
+    """Token ids of a prompt with placeholders of images, and these in order."""
+
+    ids: list[int]
+    images: Sequence[ImageLike] = ()
 
 
 class Encode(NamedTuple):
@@ -40,7 +46,7 @@ class Encode(NamedTuple):
     `calls`: the answer may call tools.
     """
 
-    tokens: Callable[[Tokenizer], list[int]]
+    prompt: Callable[[Tokenizer], Encoded]
     images: Sequence[ImageLike] = ()
     splitter: Callable[[Tokenizer, Sequence[int]], TextSplitter | None] = lambda tokenizer, ids: None
     calls: bool = False
@@ -58,16 +64,16 @@ def new_text_reader(request: Request, stop: str | Sequence[str]) -> TextReader:
 def prompt_encoder(prompt: str | Sequence[int], images: Sequence[ImageLike] = ()) -> Encode:
     """The encoder of the prompt of `generate`. Images come first, unless the prompt has a place for each."""
 
-    def tokens(tokenizer: Tokenizer) -> list[int]:
+    def encoded(tokenizer: Tokenizer) -> Encoded:
         if not isinstance(prompt, str):
             ids = token_ids(prompt)
         elif images:
             ids = tokenizer.encode(with_markers(prompt, tokenizer.image_marker, len(images)))
         else:
             ids = tokenizer.encode(prompt)
-        return ids
+        return Encoded(ids, images)
 
-    return Encode(tokens, images)
+    return Encode(encoded, images)
 
 
 def chat_encoder(
@@ -75,40 +81,36 @@ def chat_encoder(
     tools: Sequence[Mapping[str, Any]] | None,
     chat_template_kwargs: Mapping[str, Any] | None,
 ) -> Encode:
+    """The encoder of the prompt of `chat`, and the splitter of its answer."""
     try:
-        _check_messages(messages)
+        taken = take_messages(messages)
         schemas = _schemas(tools or ())
-        taken = take_images(messages)
+        if (name := reserved_name(chat_template_kwargs or ())) is not None:
+            raise BadRequest(f"chat_template_kwargs: {name[:40]!r} cannot be set")
     except BadRequest as error:
         refusal = error
 
-        def refuse(tokenizer: Tokenizer) -> list[int]:
+        def refuse(tokenizer: Tokenizer) -> Encoded:
             raise refusal
 
         return Encode(refuse)
 
-    def tokens(tokenizer: Tokenizer) -> list[int]:
-        shown_messages, offered = taken.messages, tools
-        if offered and "tools" not in tokenizer.variables_of_template(tools=True):
+    def encoded(tokenizer: Tokenizer) -> Encoded:
+        if not tokenizer.template_for(tools=bool(tools)):
+            raise BadRequest("the model has no chat template: use generate() with a prompt")
+        if tools and not takes_tools(tokenizer):
             raise BadRequest("tools: this model's chat template takes none")
-        if taken.images:
-            shown_messages, offered = without_marker((shown_messages, offered), tokenizer.image_marker)
-        return tokenizer.encode_chat(shown_messages, offered, **(chat_template_kwargs or {}))
+        rendered = render_chat(
+            tokenizer, taken.messages, tools or (), chat_template_kwargs or {}, images=bool(taken.images)
+        )
+        # The template writes the special tokens itself.
+        ids = tokenizer.encode(rendered.text, add_special_tokens=False)
+        return Encoded(ids, [taken.images[number] for number in rendered.images])
 
     def splitter(tokenizer: Tokenizer, ids: Sequence[int]) -> TextSplitter | None:
         return chat_splitter(tokenizer, ids, schemas)
 
-    return Encode(tokens, taken.images, splitter, calls=bool(schemas))
-
-
-def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Raise `BadRequest` for messages that templates drop in silence: none at all, or a role that is misspelt."""
-    if not messages:
-        raise BadRequest("messages: at least one is needed")
-    for index, message in enumerate(messages):
-        role = message.get("role")
-        if role not in ROLES:
-            raise BadRequest(f"messages[{index}].role: {role!r} is none of {', '.join(ROLES)}")
+    return Encode(encoded, taken.images, splitter, calls=bool(schemas))
 
 
 def _schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, object]]:
@@ -133,10 +135,10 @@ def set_text_prompt(
     """
     started = time.monotonic()
     try:
-        ids = encode.tokens(tokenizer)
-        if encode.images:
+        ids, images = encode.prompt(tokenizer)
+        if images:
             assert limits is not None
-            files = [file_bytes(image) for image in encode.images]
+            files = [file_bytes(image) for image in images]
             card = tokenizer.vision_card
             ids, request.images = place_images(ids, ready_images(files, card, limits), card)
         if not ids:

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import re
-import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from zmqengine_client.errors import BadRequest, TooLarge
 from zmqengine_client.images.prompts import ReadyImage, ready_image
 from zmqengine_client.images.sources import base64_bytes, data_url_bytes
+from zmqengine_client.text.chats.image_marks import image_mark
 from zmqengine_http.serving.errors import ApiError, bad_field
 from zmqengine_http.serving.fetching import THREADS, ImageFetching
 from zmqengine_http.workers.worker import Model
-
-# A text that could name an image would show it as often as it likes: one of 6 MB, a thousand times, took 6 GB.
-_OPEN, _CLOSE = f"\ufdd0{secrets.token_hex(8)}:", "\ufdd1"
-_MARK = re.compile(f"{_OPEN}([0-9]+){_CLOSE}")
-
 
 _NO_DATA = "an image is a data URL, such as data:image/png;base64,..."
 
@@ -88,7 +82,7 @@ class Pictures:
         if not isinstance(data, str) or not data:
             raise image_refusal(where, _NO_DATA)
         self.all.append(Picture(data, where))
-        return f"{_OPEN}{len(self.all) - 1}{_CLOSE}"
+        return image_mark(len(self.all) - 1)
 
 
 async def fetched(pictures: Sequence[Picture], fetching: ImageFetching | None) -> list[Picture]:
@@ -111,50 +105,3 @@ async def fetched(pictures: Sequence[Picture], fetching: ImageFetching | None) -
 
 def image_refusal(where: str, message: str) -> ApiError:
     return bad_field(where, message, code="invalid_image")
-
-
-class Shown(NamedTuple):
-    """Messages with images as parts of their contents, and these images in order."""
-
-    messages: list[dict[str, object]]
-    pictures: list[Picture]
-
-
-def shown(messages: Sequence[dict[str, object]], pictures: Sequence[Picture]) -> Shown:
-    """The messages with every mark as a part `{"type": "image"}`, as chat templates read images."""
-    found: list[Picture] = []
-    return Shown([_parted(message, pictures, found) for message in messages], found)
-
-
-def _parted(
-    message: dict[str, object], pictures: Sequence[Picture], found: list[Picture]
-) -> dict[str, object]:
-    content = message.get("content")
-    if not isinstance(content, str) or _OPEN not in content:
-        return message
-    parts: list[Mapping[str, str]] = []
-    # Texts at even places, the numbers of images between them.
-    for place, piece in enumerate(_MARK.split(content)):
-        if place % 2 == 0:
-            parts += [{"type": "text", "text": piece}] if piece.strip() else []
-        else:
-            parts.append({"type": "image"})
-            found.append(pictures[int(piece)])
-    return {**message, "content": parts}
-
-
-def hoist_results(messages: Sequence[dict[str, object]]) -> list[dict[str, object]]:
-    """The messages with the images of tool results in a user message behind the results."""
-    hoisted: list[dict[str, object]] = []
-    marks: list[str] = []
-    for message in [*messages, {}]:
-        content = message.get("content")
-        if message.get("role") == "tool" and isinstance(content, str) and _MARK.search(content):
-            marks += [match[0] for match in _MARK.finditer(content)]
-            hoisted.append({**message, "content": _MARK.sub("(an image, shown below)", content)})
-            continue
-        if marks and message.get("role") != "tool":
-            hoisted.append({"role": "user", "content": "".join(marks)})
-            marks = []
-        hoisted += [message] if message else []
-    return hoisted

@@ -123,3 +123,15 @@ def test_the_output_of_a_schema_is_all_text(model: Model) -> None:
     request.end = End("stop", prompt_tokens=1)
     reader.take()
     assert reader.completion().text == "<think>hm</think>yes"
+
+
+def test_an_answer_goes_into_the_next_prompt_as_over_http(model: Model, front: Front) -> None:
+    """`outcome.turn` is the message that a client of OpenAI's API sends back."""
+    model.text = f"So:{CALL}"
+    tokenizer = Tokenizer(model.client.bundle)
+    outcome = read_in_python(tokenizer, model.text, [], tools=TOOLS, size=5)
+    (call,) = outcome.tool_calls
+    history = [*MESSAGES, outcome.turn, {"role": "tool", "tool_call_id": call.id, "content": "3"}]
+    assert post(front, "/v1/chat/completions", chat(tools=TOOLS, messages=history)).status == 200
+    ids = chat_encoder(history, TOOLS, None).prompt(tokenizer).ids
+    assert tokenizer.decode(ids, skip_special_tokens=False) == model.client.prompts[-1]

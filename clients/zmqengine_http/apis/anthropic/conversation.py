@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from zmqengine.sampling_params import SamplingOptions
+from zmqengine_client.text.chats.history import history_arguments
 from zmqengine_http.apis.anthropic.blocks import BlockTexts
 from zmqengine_http.apis.anthropic.deferred_tools import DeferredTools
 from zmqengine_http.apis.anthropic.request import (
@@ -20,7 +21,6 @@ from zmqengine_http.apis.anthropic.request import (
 from zmqengine_http.apis.unread import newest_question
 from zmqengine_http.generating.chat import Chat, ThinkingTokens
 from zmqengine_http.generating.generation import GenerationOptions
-from zmqengine_http.prompt.history import history_arguments
 from zmqengine_http.prompt.pictures import Pictures
 from zmqengine_http.prompt.template import thinking_keyword
 from zmqengine_http.serving.errors import bad_field

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from zmqengine.protocol.messages import LogprobCount, MaxTokens, TokenIndex
+from zmqengine_client.text.chats.history import history_arguments
 from zmqengine_http.apis.openai_api.freeform import FREEFORM, freeform_description
 from zmqengine_http.apis.openai_api.generation_request import (
     GENERATION_FIELDS,
@@ -23,7 +24,6 @@ from zmqengine_http.apis.openai_api.generation_request import (
 from zmqengine_http.apis.openai_api.interfaces import CHAT_SYNONYMS, translate_chat_fields
 from zmqengine_http.apis.unread import newest_question, refusal, unread_text
 from zmqengine_http.generating.constraints import check_constraints
-from zmqengine_http.prompt.history import history_arguments
 from zmqengine_http.prompt.pictures import Pictures
 from zmqengine_http.serving.body import Body, refused, without_nulls
 from zmqengine_http.serving.errors import bad_field

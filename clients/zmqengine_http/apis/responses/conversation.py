@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from zmqengine_client.text.chats.history import history_arguments
 from zmqengine_http.apis.responses.items import unpack
 from zmqengine_http.apis.responses.request import Item, ResponsesPart, ResponsesRequest
 from zmqengine_http.apis.responses.tools import flat_name
 from zmqengine_http.apis.unread import newest_question, refusal, unread_text
-from zmqengine_http.prompt.history import history_arguments
 from zmqengine_http.prompt.pictures import Pictures
 from zmqengine_http.serving.errors import ApiError, bad_field
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.http.prompt.test_template_messages import assistant, call, rendered, result, user
-from zmqengine_http.prompt.history import history_arguments, order_results, rename_ids
+from zmqengine_client.text.chats.history import history_arguments, order_results, rename_ids
 
 EACH_ID = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}[{{ c.id }}]{% endfor %}"

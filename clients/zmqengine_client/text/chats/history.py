@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from zmqengine_client.text.chats.image_marks import hoist_results
 from zmqengine_client.text.tool_calls import Markers, ParsedCall
 from zmqengine_client.text.tool_calls.lenient_json import Malformed, read_whole
-from zmqengine_http.prompt.pictures import hoist_results
 
 Message = dict[str, object]
 Messages = list[Message]
