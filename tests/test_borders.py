@@ -42,7 +42,6 @@ MLX_FREE = {
 # mlx-lm changes its arguments with every release: one file of the engine, and what the benchmark measures against.
 MLX_LM_FILES = {
     "zmqengine/bench/device/architectures.py",
-    "zmqengine/bench/device/speed.py",
     "zmqengine/bench/servers/bare_generator.py",
     "zmqengine/bench/servers/mlx_lm_server.py",
     "zmqengine/bench/models/random_model.py",

@@ -21,10 +21,11 @@ _SMALL_LIMIT_BYTES = 2 << 30
 
 
 class Machine(NamedTuple):
-    """Findings of the machine, and MLX's memory limit in bytes; 0 if that is not known."""
+    """Findings of the machine, MLX's memory limit in bytes, 0 if that is not known, and MLX's report if it works."""
 
     findings: list[Finding]
     limit_bytes: int
+    report: dict[str, Any] | None = None
 
 
 def look_at_machine() -> Machine:
@@ -39,7 +40,7 @@ def look_at_machine() -> Machine:
     report = probe.report
     findings += [*_mlx(report), *releases_differ(report["origin"]["packages"]), *look_at_mac(report)]
     findings += [*_environment(report), *_blas(str(report["blas"])), *_memory(report)]
-    return Machine(findings, int(report["recommended_bytes"]))
+    return Machine(findings, int(report["recommended_bytes"]), report)
 
 
 def _python() -> Finding:

@@ -1,9 +1,11 @@
-"""`python -m zmqengine.bench.device CHECK`: one group of checks; a line of JSON for each verdict, as it is found."""
+"""`python -m zmqengine.bench.device CHECK DIRECTORY`: one group of checks, with models in DIRECTORY; a line of JSON for
+each verdict, as it is found."""
 
 from __future__ import annotations
 
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import msgspec
 
@@ -11,15 +13,15 @@ import msgspec
 import zmqengine.engine.open  # noqa: F401
 from zmqengine.bench.device.verdict import Verdict
 
-CHECKS = ("operations", "architectures", "residency", "buffers", "margins", "pauses", "speed")
+CHECKS = ("operations", "chats", "steps", "buffers", "residency", "pauses", "margins", "architectures")
 
 
 def main() -> int:
     """Run the named group; code 1 if it raises."""
-    (name,) = sys.argv[1:]
+    name, directory = sys.argv[1:]
     assert name in CHECKS
     verdict: Verdict
-    for verdict in import_module(f"zmqengine.bench.device.{name}").check():
+    for verdict in import_module(f"zmqengine.bench.device.{name}").check(Path(directory)):
         print(msgspec.json.encode(verdict).decode(), flush=True)
     return 0
 

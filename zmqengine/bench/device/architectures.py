@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
@@ -24,7 +25,7 @@ _PROMPTS = ([*_HEAD], [*_HEAD[:90], 5, 9, 2], [3, 1, 4])
 _TOKENS = 8
 
 
-def check() -> Iterator[Verdict]:
+def check(directory: Path) -> Iterator[Verdict]:
     """One verdict for each architecture."""
     for name, config in ARCHITECTURES.items():
         try:

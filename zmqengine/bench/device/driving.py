@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
+import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import mlx.core as mx
 
 from zmqengine.bench.models.model_shapes import SHAPES
 from zmqengine.bench.models.random_model import make_model
@@ -28,18 +29,27 @@ class Ran(NamedTuple):
     step_s: list[float]
 
 
-@contextmanager
-def measured_model() -> Iterator[Path]:
-    """The directory of a random model for measurements, gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix="zmqengine-report-") as directory:
-        shape = GPU_SHAPE if on_gpu() else CPU_SHAPE
-        make_model(shape, SHAPES[shape], Path(directory))
-        yield Path(directory)
+def measured_model(directory: Path) -> Path:
+    """A random model in `directory` for measurements, made by the first group of checks that needs it."""
+    shape = GPU_SHAPE if on_gpu() else CPU_SHAPE
+    model = directory / shape
+    if not model.is_dir():
+        # In a group that is cut, a model is half.
+        part = directory / f"{shape}.{os.getpid()}"
+        make_model(shape, SHAPES[shape], part)
+        part.rename(model)
+    return model
+
+
+def as_on_metal() -> dict[str, Any]:
+    """Options of an engine that computes as on Metal: elsewhere without the kernels of this device."""
+    return {} if mx.metal.is_available() else {"kernels": "mlx"}
 
 
 def opened(model: Path, **options: Any) -> OpenedEngine:
-    """An engine as a worker opens it, without tuning, so that runs can be compared."""
-    return open_mlx_engine(str(model), EngineOptions(**{"warm_up_s": 0.0, "speculate": "off", **options}))
+    """An engine as a worker opens it on Metal, without tuning, so that runs can be compared."""
+    fixed = {"warm_up_s": 0.0, "speculate": "off", **as_on_metal()}
+    return open_mlx_engine(str(model), EngineOptions(**{**fixed, **options}))
 
 
 def run(

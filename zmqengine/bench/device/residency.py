@@ -15,11 +15,11 @@ from zmqengine.bench.device.verdict import Verdict
 _ROWS, _TOKENS = 4, 64
 
 
-def check() -> Iterator[Verdict]:
+def check(directory: Path) -> Iterator[Verdict]:
     """Speed and memory with the weights wired and with nothing wired; never with more, which can make macOS panic."""
-    with measured_model() as model:
-        yield _measure(model, "weights")
-        yield _measure(model, "off")
+    model = measured_model(directory)
+    yield _measure(model, "weights")
+    yield _measure(model, "off")
 
 
 def _measure(model: Path, limit: str) -> Verdict:
@@ -36,9 +36,10 @@ def _measure(model: Path, limit: str) -> Verdict:
     # What MLX has from the system: with each change buffers enter or leave the residency set.
     changes = sum(one != other for one, other in pairwise(held))
     wired = engine.wired.description or "not Metal: nothing is wired"
+    step_ms = 1000 * median(ran.step_s)
     text = (
-        f"{wired}; {1000 * median(ran.step_s):.2f} ms a step of {_ROWS} rows, peak {engine.memory().peak >> 20} MiB, "
+        f"{wired}; {step_ms:.2f} ms a step of {_ROWS} rows, peak {engine.memory().peak >> 20} MiB, "
         f"{changes} of {len(held)} steps took or gave back memory"
     )
     engine.close()
-    return Verdict(f"--wired-limit {limit}", None, text)
+    return Verdict(f"--wired-limit {limit}", None, text, {f"ms a step of {_ROWS} rows": step_ms})

@@ -11,3 +11,4 @@ class Verdict(msgspec.Struct, frozen=True):
     check: str
     ok: bool | None
     text: str
+    figures: dict[str, float] = {}

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -41,7 +42,7 @@ class StartPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     `http` of our front-ends share the worker; with `smg`, so does a gateway. `mlx_lm` needs
     a directory or a hub id. With `second`, each kind is started twice, for `two-models`. `slots` is the number of
-    requests each server runs at a time; 0 leaves its default.
+    requests each server runs at a time; 0 leaves its default. `options`: more fields of the worker's configuration.
     """
 
     model: str
@@ -52,6 +53,7 @@ class StartPlan(msgspec.Struct, frozen=True, kw_only=True):
     second: bool = False
     slots: int = 0
     engine: str = "mlx"
+    options: dict[str, Any] = {}
 
 
 @asynccontextmanager
@@ -98,6 +100,7 @@ class _Servers:
             # The others do not speculate, and random weights repeat themselves, which flatters drafts:
             # `python -m benchmarks.speculation` measures them.
             speculate="off",
+            **plan.options,
         )
         process = self._spawn("worker" + suffix, ["zmqengine.worker"], {WORKER_CONFIG: config.to_json()})
         return TargetSpec(

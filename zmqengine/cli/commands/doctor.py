@@ -11,12 +11,14 @@ from zmqengine.cli.advice import EXIT_FAILED
 from zmqengine.cli.connection import FRONT_END_URL, keys_of, launched_models
 from zmqengine.cli.flags import WorkerTarget, worker_options
 from zmqengine.cli.quantities import byte_size
-from zmqengine.doctor.device_report import write_report
+from zmqengine.doctor.device_report import DeviceReporter
 from zmqengine.doctor.finding import Finding
 from zmqengine.doctor.front_ends import look_at_front_end
 from zmqengine.doctor.launchers import look_at_launcher
-from zmqengine.doctor.machine import look_at_machine
+from zmqengine.doctor.machine import Machine, look_at_machine
 from zmqengine.doctor.model import look_at_model
+from zmqengine.doctor.report_file import read_reports
+from zmqengine.doctor.report_table import table_of
 from zmqengine.doctor.socket_directory import look_at_sockets
 from zmqengine.doctor.workers import look_at_worker
 from zmqengine.errors import ConfigError
@@ -44,12 +46,13 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 @click.option(
     "--metal-report",
     is_flag=False,
-    flag_value="zmqengine-report.md",
+    flag_value="zmqengine-report.json",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="[FILE]",
-    help="Also run the engine's own checks on this machine's GPU (some minutes, no network), and write all to FILE, "
-    "zmqengine-report.md if not given: to attach to an issue.",
+    help="Also run the engine's own checks on this machine's GPU (at most 5 minutes, no network), and write all to "
+    "FILE, zmqengine-report.json if not given: to attach to an issue.",
 )
+@click.argument("reports", nargs=-1, type=click.Path(dir_okay=False, path_type=Path))
 def doctor(
     target: WorkerTarget,
     model: str,
@@ -58,11 +61,15 @@ def doctor(
     as_json: bool,
     strict: bool,
     metal_report: Path | None,
+    reports: tuple[Path, ...],
 ) -> int:
     """Check this machine, a model, a worker and a front-end; each finding is one line with advice.
 
+    With REPORTS, files that `--metal-report` wrote, print the table of their machines and nothing else.
     Exit code 0 if nothing failed, 1 if something did.
     """
+    if reports:
+        return _print_table(reports)
     machine = look_at_machine()
     listed = None if target.is_named else launched_models()
     findings = [
@@ -74,7 +81,7 @@ def doctor(
         *look_at_front_end(url or (listed.http if listed is not None else "") or FRONT_END_URL),
     ]
     if metal_report is not None:
-        findings += _write_report(metal_report, findings)
+        findings += _write_report(metal_report, machine)
     if as_json:
         click.echo(json.dumps([finding._asdict() for finding in findings], indent=2))
     else:
@@ -86,13 +93,28 @@ def doctor(
     return EXIT_FAILED if any(finding.level in bad for finding in findings) else 0
 
 
-def _write_report(path: Path, findings: list[Finding]) -> list[Finding]:
+def _write_report(path: Path, machine: Machine) -> list[Finding]:
+    """Make a report of the machine alone: a model's name or a worker's address is nobody's business."""
+
+    def progress(title: str) -> None:
+        click.echo(f"{title} ...", err=True)
+
     try:
-        failed = write_report(path, findings, lambda title: click.echo(f"{title} ...", err=True))
+        report = DeviceReporter(path).make(machine.findings, machine.report, progress)
     except OSError as error:
         return [Finding("fail", "report", f"cannot write {path} ({error.strerror})", "give another FILE")]
-    checks = [Finding("fail", "device", line) for line in failed]
-    return [*checks, Finding("ok", "report", f"the report is in {path}")]
+    known = [finding.line for finding in machine.findings]
+    failed = [Finding("fail", "device", line) for line in report.failed if line not in known]
+    advice = "attach it to an issue: drag it into the text of the issue. Nothing was sent"
+    return [*failed, Finding("ok", "report", f"the report is in {path.resolve()}", advice)]
+
+
+def _print_table(paths: tuple[Path, ...]) -> int:
+    try:
+        click.echo(table_of(read_reports(paths)))
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    return 0
 
 
 def _summary(findings: list[Finding]) -> str:
