@@ -24,13 +24,9 @@ from zmqengine.engine.host.backend import on_cuda
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.load import open_model
 from zmqengine.engine.models.decoder import DecoderModel
-from zmqengine.engine.models.layers import (
-    HeadShape,
-    QueryKeyNorms,
-    RotaryEmbedding,
-    linear_of,
-    read_weights,
-)
+from zmqengine.engine.models.families import read_weights
+from zmqengine.engine.models.families.reading import linear_of
+from zmqengine.engine.models.layers import HeadShape, QueryKeyNorms, RotaryEmbedding
 from zmqengine.engine.models.layers import Linear as LinearWeights
 from zmqengine.engine.models.ops import PlainOps
 from zmqengine.engine.row import Row

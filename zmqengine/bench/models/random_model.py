@@ -10,11 +10,14 @@ forbidden token.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 from tokenizers import Tokenizer
 
 from zmqengine.bench.models.model_facts import CARD
@@ -32,8 +35,11 @@ Weights = Iterator[tuple[str, mx.array]]
 
 def make_model(
     shape_name: str, shape: ModelShape, out: Path, *, bits: int | None = None, seed: int = 0
-) -> None:
-    """Write a model of this shape into `out`, quantised to `bits` if given. The same seed gives the same model."""
+) -> int:
+    """Write a model of this shape into `out`, quantised to `bits` if given; returns the number of its weights.
+
+    The same seed gives the same model.
+    """
     out.mkdir(parents=True, exist_ok=True)
     words = min(shape.vocabulary, shape.words)
     tokenizer = train_tokenizer(min(words, TRAINED_MAX), seed)
@@ -41,11 +47,11 @@ def make_model(
         tokenizer = widened(tokenizer, words)
     tokenizer.save(str(out / "tokenizer.json"))
     mx.random.seed(seed)
-    config = _config(shape, tokenizer)
-    weights = _weights(shape, silent_ids(tokenizer, shape.vocabulary))
-    if bits:
-        config["quantization"] = {"group_size": 32 if shape.hidden % 64 else 64, "bits": bits}
-        weights = _quantised(weights, **config["quantization"])
+    config = {**shape.config, "torch_dtype": shape.dtype, "eos_token_id": tokenizer.token_to_id(END)}
+    if bits or shape.packed_experts:
+        config["quantization"] = _quantization(shape, bits)
+    counted = [0]
+    weights = _weights(shape, silent_ids(tokenizer, shape.vocabulary), bits, counted)
     _write_shards(out, weights)
     _write_json(out / "config.json", config)
     _write_json(out / "generation_config.json", {"eos_token_id": config["eos_token_id"]})
@@ -63,12 +69,13 @@ def make_model(
     card = {
         "shape": shape_name,
         "model_type": config["model_type"],
-        "parameters": shape.parameters,
+        "parameters": counted[0],
         "dtype": shape.dtype,
         "bits": bits,
         "seed": seed,
     }
     _write_json(out / CARD, card)
+    return counted[0]
 
 
 def model_directory_of(name: str, models: Path) -> Path:
@@ -92,59 +99,74 @@ def silent_ids(tokenizer: Tokenizer, vocabulary: int) -> list[int]:
     return [id_ for id_ in range(vocabulary) if id_ not in speaking]
 
 
-def _weights(shape: ModelShape, silent: list[int]) -> Weights:
-    """Tensors of mlx-lm's Llama or Qwen3-MoE, one at a time, so that an 8B model takes little memory to make."""
-    dtype, hidden, head = getattr(mx, shape.dtype), shape.hidden, shape.hidden // shape.heads
-    # Dimensions before those of a product.
-    experts = (shape.experts,) if shape.experts else ()
-
-    def linear(*dims: int) -> mx.array:
-        return mx.random.normal(dims, scale=dims[-1] ** -0.5).astype(dtype)
-
-    def into_hidden(*dims: int) -> mx.array:
-        weight = linear(*dims[:-1], hidden, dims[-1])
-        weight[..., CONSTANT_CHANNEL, :] = 0
-        return weight
-
-    ones = mx.ones((hidden,), dtype=dtype)
-    embedding = linear(shape.vocabulary, hidden)
-    embedding[:, CONSTANT_CHANNEL] = 1
-    yield "model.embed_tokens.weight", embedding
-    for layer in range(shape.layers):
-        name = f"model.layers.{layer}"
-        yield f"{name}.self_attn.q_proj.weight", linear(shape.heads * head, hidden)
-        yield f"{name}.self_attn.k_proj.weight", linear(shape.kv_heads * head, hidden)
-        yield f"{name}.self_attn.v_proj.weight", linear(shape.kv_heads * head, hidden)
-        yield f"{name}.self_attn.o_proj.weight", into_hidden(shape.heads * head)
-        mlp = f"{name}.mlp.switch_mlp" if experts else f"{name}.mlp"
-        yield f"{mlp}.gate_proj.weight", linear(*experts, shape.intermediate, hidden)
-        yield f"{mlp}.up_proj.weight", linear(*experts, shape.intermediate, hidden)
-        yield f"{mlp}.down_proj.weight", into_hidden(*experts, shape.intermediate)
-        if experts:
-            yield f"{name}.mlp.gate.weight", linear(*experts, hidden)
-            for norm in ("q_norm", "k_norm"):
-                yield f"{name}.self_attn.{norm}.weight", mx.ones((head,), dtype=dtype)
-        yield f"{name}.input_layernorm.weight", ones
-        yield f"{name}.post_attention_layernorm.weight", ones
-    yield "model.norm.weight", ones
-    head_weight = linear(shape.vocabulary, hidden)
-    head_weight[:, CONSTANT_CHANNEL] = 0
-    ids = mx.array(silent)
-    head_weight[ids] = 0
-    head_weight[ids, CONSTANT_CHANNEL] = -1000
-    yield "lm_head.weight", head_weight
-
-
-def _quantised(weights: Weights, group_size: int, bits: int) -> Weights:
-    for name, weight in weights:
-        if weight.ndim == 1:
-            yield name, weight
-            continue
-        packed, scales, biases = mx.quantize(weight, group_size=group_size, bits=bits)
+def _weights(shape: ModelShape, silent: list[int], bits: int | None, counted: list[int]) -> Weights:
+    """Tensors of mlx-lm's model, one at a time, so that a large one takes little memory to make; `counted`: weights so
+    far."""
+    module = import_module(f"mlx_lm.models.{shape.config['model_type']}")
+    model = module.Model(module.ModelArgs.from_dict(dict(shape.config)))
+    # Its own weights are never computed.
+    tensors: Any = tree_flatten(model.parameters())
+    for name, tensor in tensors:
+        weight = _drawn(name, tensor.shape, silent).astype(getattr(mx, shape.dtype))
+        counted[0] += weight.size
         stem = name.removesuffix(".weight")
-        yield f"{stem}.weight", packed
-        yield f"{stem}.scales", scales
-        yield f"{stem}.biases", biases
+        owner = _module(model, stem)
+        is_packed = name.endswith(".weight") and hasattr(owner, "to_quantized")
+        if is_packed and shape.packed_experts and tensor.ndim == 3:
+            packed, scales = mx.quantize(weight, **_MXFP4)
+            yield from ((name, packed), (f"{stem}.scales", scales))
+        elif is_packed and bits:
+            packed, scales, biases = mx.quantize(weight, **_packing(shape, bits))
+            yield from ((name, packed), (f"{stem}.scales", scales), (f"{stem}.biases", biases))
+        else:
+            yield name, weight
+
+
+_MXFP4: dict[str, Any] = {"group_size": 32, "bits": 4, "mode": "mxfp4"}
+# Products whose outputs are added to the hidden states.
+_INTO_HIDDEN = (
+    "o_proj.weight", "out_proj.weight", "down_proj.weight", "w2.weight", "per_layer_projection.weight",
+    "o_proj.bias", "out_proj.bias", "down_proj.bias",
+)  # fmt: skip
+
+
+def _drawn(name: str, dims: tuple[int, ...], silent: list[int]) -> mx.array:
+    """A tensor by its name in the model: products of about unit variance, and neutral numbers elsewhere."""
+    if "A_log" in name:
+        return mx.log(mx.random.uniform(1, 16, dims))
+    if len(dims) == 1 or name.endswith((".bias", "sinks", "e_score_correction_bias")):
+        return mx.zeros(dims) if _is_neutral_at_zero(name) else mx.ones(dims)
+    weight = mx.random.normal(dims, scale=math.prod(dims[1:]) ** -0.5 if "conv" in name else dims[-1] ** -0.5)
+    if name.endswith("embed_tokens.weight"):
+        weight[:, CONSTANT_CHANNEL] = 1
+    elif name.endswith("lm_head.weight"):
+        ids = mx.array(silent)
+        weight[:, CONSTANT_CHANNEL] = 0
+        weight[ids] = 0
+        weight[ids, CONSTANT_CHANNEL] = -1000
+    elif name.endswith(_INTO_HIDDEN):
+        weight[..., CONSTANT_CHANNEL, :] = 0
+    return weight
+
+
+def _is_neutral_at_zero(name: str) -> bool:
+    return not name.endswith("norm.weight") and any(part in name for part in ("bias", "sinks"))
+
+
+def _module(model: Any, path: str) -> Any:
+    """The module at a path of names and numbers; None for a path that ends elsewhere."""
+    owner = model
+    for part in path.split("."):
+        owner = owner[int(part)] if part.isdigit() else getattr(owner, part, None)
+    return owner
+
+
+def _packing(shape: ModelShape, bits: int) -> dict[str, Any]:
+    return {"group_size": 32 if shape.config["hidden_size"] % 64 else 64, "bits": bits}
+
+
+def _quantization(shape: ModelShape, bits: int | None) -> dict[str, Any]:
+    return _packing(shape, bits) if bits else _MXFP4
 
 
 def _write_shards(out: Path, weights: Weights) -> None:
@@ -173,40 +195,6 @@ def _shards(weights: Weights) -> Iterator[dict[str, mx.array]]:
         shard[name] = weight
         held += weight.nbytes
     yield shard
-
-
-def _config(shape: ModelShape, tokenizer: Tokenizer) -> dict[str, Any]:
-    experts = {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "model_type": "qwen3_moe",
-        "num_experts": shape.experts,
-        "num_experts_per_tok": shape.experts_used,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-        "moe_intermediate_size": shape.intermediate,
-        "norm_topk_prob": True,
-    }
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": shape.vocabulary,
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.intermediate,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.hidden // shape.heads,
-        "hidden_act": "silu",
-        "max_position_embeddings": shape.context_tokens,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": False,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "torch_dtype": shape.dtype,
-        "eos_token_id": tokenizer.token_to_id(END),
-        **(experts if shape.experts else {}),
-    }
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

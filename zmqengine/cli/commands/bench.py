@@ -250,9 +250,8 @@ def model(shape: str, out: Path, bits: str | None, seed: int) -> None:
     """Make a model of random weights, for machines that cannot download one."""
     from zmqengine.bench.models.random_model import make_model
 
-    shape_config = SHAPES[shape]
-    make_model(shape, shape_config, out, bits=int(bits) if bits else None, seed=seed)
-    show_progress(f"{shape_config.parameters:,} random weights in {out}")
+    parameters = make_model(shape, SHAPES[shape], out, bits=int(bits) if bits else None, seed=seed)
+    show_progress(f"{parameters:,} random weights in {out}")
     click.echo(out)
 
 
