@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
@@ -23,6 +24,7 @@ from zmqengine.bench.targets.server_usage import listening_pid
 from zmqengine.bench.targets.target import TargetError
 from zmqengine.cli.commands.bench import bench
 from zmqengine.errors import ConfigError, ZmqEngineError
+from zmqengine.worker.process.parent import WORKER_CONFIG
 
 START_TIMEOUT_S = 60.0
 
@@ -136,3 +138,18 @@ def test_an_unknown_part_of_the_suite_is_named(tmp_path: Path) -> None:
     """Before anything is started."""
     with pytest.raises(TargetError, match="unknown parts: nothing"):
         run_suite(tmp_path, None, only=["nothing"], on_progress=lambda text: None)
+
+
+def test_a_started_worker_has_the_kernels_that_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To compare documented operations with kernels on the same work."""
+    started = []
+
+    def spawn(self: object, label: str, module: object, extra: dict[str, str]) -> None:
+        started.append(msgspec.json.decode(extra[WORKER_CONFIG]))
+        raise TargetError("the worker need not run")
+
+    monkeypatch.setattr("zmqengine.bench.servers.started._Servers._spawn", spawn)
+    for words, kernels in (((), "auto"), (("--kernels", "mlx"), "mlx")):
+        result = type_in("serve", "--start", "worker", "--scenario", "chat", *words)
+        assert isinstance(result.exception, TargetError)
+        assert started.pop()["kernels"] == kernels

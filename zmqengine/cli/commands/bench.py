@@ -75,6 +75,13 @@ def bench() -> None:
 @click.option("--second", is_flag=True, help="Start everything twice, for two-models.")
 @click.option("--slots", type=int, default=0, help="Requests that a started server serves at once.")
 @click.option(
+    "--kernels",
+    type=click.Choice(["auto", "mlx"]),
+    default="auto",
+    show_default=True,
+    help="Kernels of a started worker.",
+)
+@click.option(
     "--scenario", "scenarios", multiple=True, type=click.Choice([*SCENARIO_NAMES, "all"]), default=["users"]
 )
 @click.option("--rounds", default=3, show_default=True, help="Runs of each case against each target.")
@@ -121,6 +128,7 @@ def serve(
             smg="smg" in start,
             second=others["second"],
             slots=others["slots"],
+            options={"kernels": others["kernels"]},
         )
         if start
         else None,
