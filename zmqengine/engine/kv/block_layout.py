@@ -43,6 +43,11 @@ class BlockLayout(Protocol):
     """The layout of one model's blocks. `source` is the cache of a row, as its runner made it."""
 
     @property
+    def groups(self) -> Sequence[Group]:
+        """The arrays that can be cut at any token, those of one shape and type together."""
+        ...
+
+    @property
     def is_cut_anywhere(self) -> bool:
         """Whether no layer has a state that cannot be cut."""
         ...
@@ -80,24 +85,24 @@ class SlotBlocks:
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
         self.is_cut_anywhere = slots.states is None
-        self._groups = [Group(names, *shape) for shape, names in grouped(slots.shapes).items()]
+        self.groups = [Group(names, *shape) for shape, names in grouped(slots.shapes).items()]
 
     @property
     def token_bytes(self) -> int:
         """See `BlockLayout`."""
-        return token_bytes(self._groups)
+        return token_bytes(self.groups)
 
     def describe(self) -> str:
         """See `BlockLayout`."""
         states = [] if self._slots.states is None else self._slots.states.layers
         return described(
-            self._groups, [[(each.shape, str(each.dtype)) for each in layer] for layer in states]
+            self.groups, [[(each.shape, str(each.dtype)) for each in layer] for layer in states]
         )
 
     def take(self, source: Slot, start: int, cuts: Sequence[int]) -> list[list[mx.array]]:
         """See `BlockLayout`."""
         return cut(
-            self._groups,
+            self.groups,
             lambda group, begin, end: self._slots.copy(source, group.arrays, begin, end),
             start,
             cuts,
@@ -112,7 +117,7 @@ class SlotBlocks:
     ) -> Slot:
         """See `BlockLayout`."""
         slot = self._slots.take(max(tokens, room))
-        for number, group in enumerate(self._groups):
+        for number, group in enumerate(self.groups):
             for first, lot in lots(group, tokens):
                 columns = merged(parts, number, first, lot, tokens)
                 self._slots.restore(slot, group.arrays[first : first + lot], columns)

@@ -42,7 +42,7 @@ class MlxLmBlocks:
                 if array is not None:
                     shape = (array.shape[1], array.shape[3], array.dtype)
                     groups.setdefault(shape, Group([], *shape)).arrays.append((index, name))
-        self._groups = list(groups.values())
+        self.groups = list(groups.values())
 
     @property
     def is_cut_anywhere(self) -> bool:
@@ -52,11 +52,11 @@ class MlxLmBlocks:
     @property
     def token_bytes(self) -> int:
         """See `BlockLayout`."""
-        return token_bytes(self._groups)
+        return token_bytes(self.groups)
 
     def describe(self) -> str:
         """See `BlockLayout`."""
-        return described(self._groups, self._states)
+        return described(self.groups, self._states)
 
     def take(self, source: Any, start: int, cuts: Sequence[int]) -> list[list[mx.array]]:
         """See `BlockLayout`."""
@@ -67,7 +67,7 @@ class MlxLmBlocks:
                 [getattr(singles[cache], name)[..., begin:end, :] for cache, name in group.arrays]
             )
 
-        return cut(self._groups, stacked, start, cuts)
+        return cut(self.groups, stacked, start, cuts)
 
     def take_state(self, source: Any) -> State | None:
         """See `BlockLayout`."""
@@ -84,7 +84,7 @@ class MlxLmBlocks:
         """See `BlockLayout`."""
         caches = new_caches(self._model)
         singles = list(single_caches(caches))
-        for number, group in enumerate(self._groups):
+        for number, group in enumerate(self.groups):
             spare = mx.zeros((1, group.heads, GROWTH_TOKENS, group.dim), group.dtype)
             for first, lot in lots(group, tokens):
                 columns = merged(parts, number, first, lot, tokens)

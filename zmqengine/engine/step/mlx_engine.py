@@ -25,6 +25,7 @@ from zmqengine.engine.interface import (
     StepResult,
     TextsRequest,
 )
+from zmqengine.engine.kv.packed_blocks import blocks_at_rest
 from zmqengine.engine.load.probe import bytes_per_token
 from zmqengine.engine.load.warm_up import warm_up
 from zmqengine.engine.models.mlx_lm import mlx_lm_version
@@ -121,7 +122,8 @@ class MlxEngine:
         self._saw = False
         self._pooling: Pooling | None = None
         self._texts: Texts | None = None
-        self._store = PrefixCache(runner.blocks, runner.restore, prompt_cache_bytes, {"model": info.name})
+        self._blocks, restore = blocks_at_rest(runner.blocks, runner.restore, options.kv_bits)
+        self._store = PrefixCache(self._blocks, restore, prompt_cache_bytes, {"model": info.name})
         if runner.uncacheable_reason:
             log.warning("the prefix cache is off for this model", extra={"reason": runner.uncacheable_reason})
         self.disk: DiskTier | None = None
@@ -662,7 +664,7 @@ class MlxEngine:
 
         `wake` is called by another thread when more can be written. Raises `ConfigError` for an unusable path.
         """
-        layout = self._runner.blocks
+        layout = self._blocks
         if layout is not None and options.cache_path is not None:
             salt = salt_of(model=identity, layout=layout.describe(), mlx_lm=mlx_lm_version)
             self.disk = open_tier(self._store, salt, options, wake)
