@@ -162,6 +162,8 @@ def _option(field: dataclasses.Field[Any], kind: Any) -> Option:
 
 
 def _range(low: float | None, high: float | None) -> str:
+    if low == high:
+        return f"{low:.15g}"
     if high is None:
         return f"at least {low:.15g}"
     return f"at most {high:.15g}" if low is None else f"from {low:.15g} to {high:.15g}"

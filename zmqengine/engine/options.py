@@ -44,6 +44,7 @@ class EngineOptions:
     )
     kv_bits: int | None = option(
         None,
+        within=(8, 8),
         help="8 keeps prompts in the prefix cache, in memory and on disk, in 8 bits: 1.9 times as many tokens. An "
         "answer may then depend on whether its prompt was cached.",
         otherwise="as they were computed",
@@ -102,8 +103,6 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         check(self)
-        if self.kv_bits not in (None, 8):
-            raise ConfigError(f"--kv-bits is {self.kv_bits}: it must be 8")
         if self.speculate == "draft" and self.draft is None:
             raise ConfigError("--speculate draft needs --draft: a smaller model with the same tokenizer")
 

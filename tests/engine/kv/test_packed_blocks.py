@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.engines import finish, make_engine, runner_of
 from tests.support.models import HYBRID, LLAMA, MAMBA, SLIDING, VOCAB_SIZE, build_model
+from zmqengine.config import WorkerConfig
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.kv.block_layout import all_finite
 from zmqengine.engine.kv.packed_blocks import PackedBlocks, group_size
@@ -87,7 +88,7 @@ def test_numbers_that_are_not_finite_are_seen_in_8_bits() -> None:
     runner = runner_of(build_model({**LLAMA, "head_dim": 64}))
     packed = PackedBlocks(runner.blocks)
     for bad in (float("nan"), float("inf"), float("-inf")):
-        layout = _Layout(runner.blocks, bad)
+        layout: Any = _Layout(runner.blocks, bad)
         assert not all_finite(array for part in PackedBlocks(layout).take(None, 0, [64]) for array in part)
     row = computed(runner, tokens(64))
     assert all_finite(array for part in packed.take(row.cache, 0, [64]) for array in part)
@@ -161,3 +162,5 @@ def test_other_bits_are_refused() -> None:
     """By the flag."""
     with pytest.raises(ConfigError, match="--kv-bits is 4: it must be 8"):
         EngineOptions(kv_bits=4)
+    with pytest.raises(ConfigError, match="--kv-bits is 9: it must be 8"):
+        WorkerConfig(kv_bits=9)
