@@ -95,9 +95,7 @@ class SlotBlocks:
     def describe(self) -> str:
         """See `BlockLayout`."""
         states = [] if self._slots.states is None else self._slots.states.layers
-        return described(
-            self.groups, [[(each.shape, str(each.dtype)) for each in layer] for layer in states]
-        )
+        return described(self.groups, [[(each.shape, str(each.dtype)) for each in layer] for layer in states])
 
     def take(self, source: Slot, start: int, cuts: Sequence[int]) -> list[list[mx.array]]:
         """See `BlockLayout`."""
@@ -110,7 +108,7 @@ class SlotBlocks:
 
     def take_state(self, source: Slot) -> State | None:
         """See `BlockLayout`."""
-        return None if source.states is None else State("", tuple(source.states.copy(source.state)))
+        return None if source.states is None else State("slots", tuple(source.states.copy(source.state)))
 
     def build(
         self, parts: Parts, tokens: int, state: tuple[str, Sequence[mx.array]] | None, room: int
