@@ -13,7 +13,6 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx.nn.layers.activations import silu
 from mlx.utils import tree_flatten
 
 from tests.support import cuda_on_cpu
@@ -31,7 +30,7 @@ from zmqengine.engine.cuda import (
 )
 from zmqengine.engine.models import recurrence as recurrent
 from zmqengine.engine.models.layers import Linear
-from zmqengine.engine.models.ops import dequantised
+from zmqengine.engine.models.ops import ACTIVATIONS, dequantised
 
 Facts = dict[str, Any]
 Arrays = Sequence[mx.array]
@@ -267,16 +266,21 @@ def around(array: mx.array, slots: int, columns: int) -> np.ndarray:
     return np.lib.stride_tricks.as_strided(given, shape, given.strides)
 
 
-def quantised(wide: mx.array, bits: int, group_size: int) -> Linear:
+def quantised(
+    wide: mx.array, bits: int, group_size: int, mode: str = "affine", bias: mx.array | None = None
+) -> Linear:
     """Weights of a product, quantised."""
-    packed, scales, biases = mx.quantize(wide, group_size=group_size, bits=bits)
-    return Linear(packed, None, scales, biases, None, bits, group_size, "affine")
+    packed, scales, *biases = mx.quantize(wide, group_size=group_size, bits=bits, mode=mode)
+    return Linear(packed, None, scales, biases[0] if biases else None, bias, bits, group_size, mode)
 
 
 def wide_of(linear: Linear) -> mx.array:
     """Weights of a product as they are, or dequantised in float32."""
-    if linear.scales is None or linear.biases is None:
+    if linear.scales is None:
         return linear.weight
+    if linear.biases is None:
+        # Exact in half precision.
+        return dequantised(linear)
     exact = linear._replace(scales=linear.scales.astype(mx.float32), biases=linear.biases.astype(mx.float32))
     return dequantised(exact)
 
@@ -350,24 +354,32 @@ def join_attended(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
 
 def multiply(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
     """few_rows.cu with few_rows_plain.cu"""
-    rows, weights = inputs
+    rows, weights, bias = inputs
     assert rows.ndim == 2
     assert rows.dtype == weights.dtype == facts["T"]
     found = rows @ weights.T
+    if facts["BIASED"]:
+        found = found + bias
     if facts["GATED"]:
-        gate, up = mx.split(found, 2, axis=-1)
-        found = silu(gate) * up
+        found = ACTIVATIONS[plain_products.ACTIVATIONS[facts["GATED"]]](*mx.split(found, 2, axis=-1))
     return [found]
 
 
 def route(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
     """experts_route.cu"""
-    logits = np.array(inputs[0].astype(mx.float32))
+    logits, bias, scales = (np.array(array.astype(mx.float32)) for array in inputs)
     count, rows = facts["PER"], facts["ROWS"]
-    chosen = np.argsort(-logits, axis=-1, kind="stable")[:, :count]
-    shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    shares = (
+        1 / (1 + np.exp(-logits)) if facts["SIGMOID"] else np.exp(logits - logits.max(axis=-1, keepdims=True))
+    )
+    ranks = shares if facts["SIGMOID"] else logits
+    if facts["BIASED"]:
+        ranks = ranks + bias
+    chosen = np.argsort(-ranks, axis=-1, kind="stable")[:, :count]
     every, shares = shares.sum(axis=-1, keepdims=True), np.take_along_axis(shares, chosen, axis=-1)
-    shares /= shares.sum(axis=-1, keepdims=True) if facts["NORMALISED"] else every
+    if facts["NORMALISED"] or not facts["SIGMOID"]:
+        shares = shares / (shares.sum(axis=-1, keepdims=True) if facts["NORMALISED"] else every)
+    shares = shares * (scales[chosen] if facts["SCALED"] else number(facts["SCALE"]))
     order = np.argsort(chosen.ravel(), kind="stable")
     found = []
     for expert in range(facts["E"]):
@@ -380,10 +392,9 @@ def route(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) -> li
 
 def multiply_experts(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
     """few_rows_experts.cu and few_rows.cu"""
-    rows, weights, *scales, order, table = inputs
+    rows, weights, *scales, bias, order, table = inputs
     if scales:
-        packing = {"group_size": facts["GROUP"], "bits": facts["BITS"]}
-        weights = mx.dequantize(weights, scales[0], scales[1], **packing)
+        weights = unpacked(weights, scales, facts)
     tiles: Any = table.reshape(-1, 3).tolist()
     found = mx.full(shapes[0], float("nan"))
     for expert, first, end in tiles:
@@ -394,7 +405,8 @@ def multiply_experts(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, .
                 if facts["GATED"]
                 else (mx.arange(first, end), pairs)
             )
-            (found[to],) = multiply([rows[taken], weights[expert]], facts, shapes)
+            own_bias = bias[expert] if facts["BIASED"] else bias
+            (found[to],) = multiply([rows[taken], weights[expert], own_bias], facts, shapes)
     return [found]
 
 
@@ -405,19 +417,24 @@ def sum_experts(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]])
     return [(every * shares.reshape(-1, facts["PER"], 1)).sum(axis=1)]
 
 
-def multiply_packed(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
+def multiply_packed(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
     """quantised_product.cu, and few_rows.cu with few_rows_packed.cu"""
-    rows, weight, scales, biases = inputs
-    assert rows.ndim == 2
-    assert rows.dtype == facts["T"]
-    wide = mx.dequantize(weight, scales, biases, group_size=facts["GROUP"], bits=facts["BITS"])
-    return [rows @ wide.T]
+    rows, weights, *scales, bias = inputs
+    return multiply([rows, unpacked(weights, scales, facts), bias], {"GATED": 0, **facts}, shapes)
 
 
 def dequantise(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
     """dequantise.cu"""
-    weight, scales, biases = inputs
-    return [mx.dequantize(weight, scales, biases, group_size=facts["GROUP"], bits=facts["BITS"])]
+    weights, *scales = inputs
+    return [unpacked(weights, scales, facts)]
+
+
+def unpacked(weights: mx.array, scales: Arrays, facts: Facts) -> mx.array:
+    """Quantised weights in full width."""
+    packing = {"group_size": facts["GROUP"], "bits": facts["BITS"]}
+    if facts["MXFP4"]:
+        return mx.dequantize(weights, scales[0], mode="mxfp4", **packing)
+    return mx.dequantize(weights, *scales, **packing)
 
 
 def delta_heads(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:

@@ -127,6 +127,8 @@ static bool __any_sync(unsigned, bool own) {
   });
 }
 static float __int_as_float(int number) { return bits<float>(number); }
+static float __uint_as_float(uint32_t number) { return bits<float>(number); }
+static uint32_t __float_as_uint(float number) { return bits<uint32_t>(number); }
 static float rsqrtf(float number) { return 1.f / sqrtf(number); }
 static uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selector) {
   const uint64_t both = (uint64_t)high << 32 | low;
@@ -215,14 +217,30 @@ static void await_groups() {
   std::erase_if(copies, [&](const Copy& copy) { return copy.group < arrived; });
 }
 
-// In place of unpack.cuh.
-template <typename T, int BITS>
-static void unpack(uint2 words, T scale, T bias, uint32_t* pairs) {
-  const uint64_t both = words.x | (uint64_t)words.y << 32;
-  float made[8];
-  for (int i = 0; i < 8; i++)
-    made[i] = fmaf(both >> (i * BITS) & ((1 << BITS) - 1), static_cast<float>(scale), static_cast<float>(bias));
-  for (int p = 0; p < 4; p++) pairs[p] = rounded<T>(made[p], made[p + 4]);
+// Two numbers in half precision, rounded after each operation.
+template <typename T>
+struct Two { T x, y; };
+using __nv_bfloat162 = Two<__nv_bfloat16>;
+using __half2 = Two<__half>;
+template <typename T>
+static Two<T> pair_of(float low, float high) { return {static_cast<T>(low), static_cast<T>(high)}; }
+static __nv_bfloat162 __floats2bfloat162_rn(float low, float high) { return pair_of<__nv_bfloat16>(low, high); }
+static __half2 __floats2half2_rn(float low, float high) { return pair_of<__half>(low, high); }
+static __nv_bfloat162 __bfloat162bfloat162(__nv_bfloat16 number) { return {number, number}; }
+static __half2 __half2half2(__half number) { return {number, number}; }
+template <typename T>
+static Two<T> __hfma2(Two<T> a, Two<T> b, Two<T> c) {
+  return pair_of<T>(
+      fmaf(static_cast<float>(a.x), static_cast<float>(b.x), static_cast<float>(c.x)),
+      fmaf(static_cast<float>(a.y), static_cast<float>(b.y), static_cast<float>(c.y)));
+}
+template <typename T>
+static Two<T> __hmul2(Two<T> a, Two<T> b) {
+  return pair_of<T>(static_cast<float>(a.x) * static_cast<float>(b.x), static_cast<float>(a.y) * static_cast<float>(b.y));
+}
+template <typename T>
+static Two<T> __hsub2(Two<T> a, Two<T> b) {
+  return pair_of<T>(static_cast<float>(a.x) - static_cast<float>(b.x), static_cast<float>(a.y) - static_cast<float>(b.y));
 }
 
 namespace cooperative_groups {}

@@ -92,7 +92,7 @@ def _compiled(text: str) -> tuple[ctypes.CDLL, str]:
     )
     body = re.sub(r"#include.*\n", "", text)
     # The header stands in for PTX instructions, and for the shared memory whose size the launch gives.
-    for header in ("tensor_cores.cuh", "copies_ahead.cuh", "unpack.cuh"):
+    for header in ("tensor_cores.cuh", "copies_ahead.cuh"):
         body = body.replace(kernel_text(header), "")
     body = body.replace("extern __shared__ uint4 shared_start[];", "")
     directory = Path(tempfile.mkdtemp(prefix="cuda-on-cpu-"))

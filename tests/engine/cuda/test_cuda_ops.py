@@ -11,15 +11,17 @@ from mlx.nn.layers.quantized import quantize
 
 from tests.engine.models.families import LLAMA_3_ROPE, MOE, YARN
 from tests.support.models import LLAMA, SLIDING, build_model
+from zmqengine.bench.models.small_models import ARCHITECTURES
 from zmqengine.engine.cuda.cuda_ops import QUANTISED_ROWS_MAX, CudaOps
 from zmqengine.engine.host.backend import on_cuda
 from zmqengine.engine.load.probe import rows_of, steps_of
 from zmqengine.engine.models.decoder import DecoderModel
 from zmqengine.engine.models.families import read_weights
-from zmqengine.engine.models.layers import Experts
+from zmqengine.engine.models.layers import Experts, Linear
 from zmqengine.engine.models.model_runner import RowPiece
 from zmqengine.engine.models.ops import PlainOps
 from zmqengine.engine.models.slot_runner import SlotRunner
+from zmqengine.engine.models.tree import parts_of
 
 pytestmark = [pytest.mark.cuda_emulated, pytest.mark.skipif(on_cuda(), reason="kernels are there")]
 
@@ -41,10 +43,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "yarn rope": {**BASE, "model_type": "qwen3", "rope_scaling": YARN},
     "traditional rope": {**WIDE, "rope_traditional": True},
     "sliding window": {**SLIDING, "hidden_size": 256, "head_dim": 64},
+    "gpt_oss": {**ARCHITECTURES["gpt_oss"], "hidden_size": 256, "head_dim": 64, "num_hidden_layers": 2},
+    "glm4_moe": {
+        **ARCHITECTURES["glm4_moe"],
+        "hidden_size": 256,
+        "head_dim": 128,
+        "moe_intermediate_size": 64,
+    },
     # Heads without a kernel for attention.
     "small heads": {**WIDE, "head_dim": 32},
 }
 WITHOUT_ATTENTION = ("small heads",)
+WITH_EXPERTS = ("experts", "gpt_oss", "glm4_moe")
 TEXTS = [list(range(5, 60)), [3, 1, 4, 1, 5], [9, 2, 6, *range(100, 140)], [7, 8]]
 
 
@@ -63,11 +73,8 @@ def opened(config: dict[str, Any], dtype: mx.Dtype, bits: int = 0) -> tuple[Deco
         quantize(model, group_size=64, bits=bits)
     weights = read_weights(model)
     ops = CudaOps()
-    for linear in [weights.head, *(part for layer in weights.layers for part in (*layer.qkv, layer.out))]:
+    for linear in parts_of(weights, Linear):
         choose(ops, linear)
-    for layer in weights.layers:
-        for part in (*layer.mlp.gate_up, layer.mlp.down) if not isinstance(layer.mlp, Experts) else ():
-            choose(ops, part)
     return DecoderModel(weights, PlainOps(QUANTISED_ROWS_MAX)), DecoderModel(weights, ops, replays=True)
 
 
@@ -87,7 +94,7 @@ def choose(ops: CudaOps, linear: Any) -> None:
 def test_every_kernel_is_given_what_it_takes(plain_kernels: list[str], name: str, dtype: mx.Dtype) -> None:
     """Prompts, steps and verify blocks."""
     # MLX gathers experts in half precision on a GPU only, packed ones everywhere.
-    bits = 4 if name == "experts" and dtype == mx.float16 else 0
+    bits = 4 if name in WITH_EXPERTS and dtype == mx.float16 else 0
     # A rounding may tip an expert, or where a token looks; what is driven wrongly is wrong for most of them.
     share = 0.6 if dtype == mx.float16 else 1.0
     plain, tuned = opened(CONFIGS[name], dtype, bits)
@@ -98,7 +105,7 @@ def test_every_kernel_is_given_what_it_takes(plain_kernels: list[str], name: str
     kernels = {"residual_norm"}
     attention = {"rotary_heads", "attention"}
     if dtype == mx.float16:
-        kernels.add("quantised_product" if bits else "plain_product")
+        kernels |= {"quantised_product", "experts_packed_product"} if bits else {"plain_product"}
         if name not in WITHOUT_ATTENTION:
             kernels |= attention
     assert kernels <= set(plain_kernels)
@@ -112,7 +119,7 @@ def test_experts_in_half_precision_go_through_their_kernels(plain_kernels: list[
     assert not plain_kernels
     _, tuned = opened(CONFIGS["experts"], mx.float16)
     assert alike(steps(tuned, [1, 2]), wanted, mx.float16, 0.6)
-    layers = sum(isinstance(layer.mlp, Experts) for layer in tuned.layers)
+    layers = len(parts_of(tuned.layers, Experts))
     # Prompts, and two steps.
     calls = (len(TEXTS) + 2) * layers
     assert plain_kernels.count("experts_route") == plain_kernels.count("experts_sum") == calls
@@ -126,7 +133,7 @@ def test_packed_weights_go_through_their_kernel(plain_kernels: list[str], bits: 
     assert alike(steps(tuned, [1, 2]), steps(plain, [1, 2]), mx.float16)
     assert plain_kernels.count("quantised_product") > 10
     ops = CudaOps()
-    linear = plain.weights.layers[0].out
+    linear = parts_of(plain.layers, Linear)[-1]
     assert [ops.unmeasured(linear, rows) for rows in (1, 2, 64, 65)] == [
         "product",
         "kernel",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from tests.support import cuda_kernels
 from zmqengine.engine.cuda import experts
 from zmqengine.engine.host.backend import on_cuda
-from zmqengine.engine.models.layers import Experts, Linear
+from zmqengine.engine.models.layers import Experts, Linear, Router
 from zmqengine.engine.models.ops import PlainOps
 
 DIM, INNER = 128, 128
@@ -19,20 +21,22 @@ pytestmark = [pytest.mark.cuda_emulated, pytest.mark.usefixtures("kernels_as_wri
 
 
 def mixture_of(
-    count: int, per_token: int, *, normalised: bool = True, dtype: mx.Dtype = mx.bfloat16, bits: int = 0
-) -> Experts:
+    count: int, per_token: int, *, dtype: mx.Dtype = mx.bfloat16, bits: int = 0, mode: str = "affine",
+    biased: bool = False, activation: str = "silu", **router: Any,
+) -> Experts:  # fmt: skip
     def weights(*shape: int, seed: int) -> Linear:
         wide = (mx.random.normal(shape, key=mx.random.key(seed)) * 0.1).astype(dtype)
+        bias = mx.random.normal(shape[:-1], key=mx.random.key(seed + 10)).astype(dtype) if biased else None
         if not bits:
-            return Linear(wide)
-        return cuda_kernels.quantised(wide, bits, GROUP)
+            return Linear(wide, wide.swapaxes(-1, -2), bias=bias)
+        return cuda_kernels.quantised(wide, bits, GROUP, mode, bias)
 
+    router.setdefault("normalised", True)
     return Experts(
-        weights(count, DIM, seed=1),
+        Router(Linear(mx.zeros((count, DIM), dtype)), per_token, **router),
         (weights(count, 2 * INNER, DIM, seed=2),),
         weights(count, DIM, INNER, seed=3),
-        per_token,
-        normalised,
+        activation,
     )
 
 
@@ -44,17 +48,48 @@ def inputs_of(tokens: int, count: int, dtype: mx.Dtype = mx.bfloat16) -> tuple[m
 
 
 def wanted(states: mx.array, logits: mx.array, mlp: Experts) -> np.ndarray:
-    weights = [cuda_kernels.wide_of(linear) for linear in (*mlp.gate_up, mlp.down)]
-    x, scores, gate_up, down = map(as_numpy, (states, logits, *weights))
+    """By NumPy, from the router's logits on."""
+    router = mlp.router
+    x, scores, gate_up, down = map(
+        as_numpy, (states, logits, *(cuda_kernels.wide_of(one) for one in (*mlp.gate_up, mlp.down)))
+    )
+    biases = [None if one.bias is None else as_numpy(one.bias) for one in (*mlp.gate_up, mlp.down)]
     made = np.zeros_like(x)
     for token, row in enumerate(scores):
-        chosen = np.argsort(-row, kind="stable")[: mlp.per_token]
-        shares = np.exp(row - row.max())
-        shares = shares[chosen] / (shares[chosen] if mlp.router.normalised else shares).sum()
+        shares = 1 / (1 + np.exp(-row)) if router.shares == "sigmoid" else np.exp(row - row.max())
+        if router.shares == "softmax":
+            shares = shares / shares.sum()
+        ranks = shares if router.bias is None else shares + as_numpy(router.bias)
+        chosen = np.argsort(-ranks, kind="stable")[: router.per_token]
+        shares = shares[chosen]
+        if router.normalised or router.shares == "chosen":
+            shares = shares / shares.sum()
+        shares = shares * (
+            router.scale if isinstance(router.scale, float) else as_numpy(router.scale)[chosen]
+        )
         for expert, share in zip(chosen, shares, strict=True):
-            gate, up = np.split(gate_up[expert] @ x[token], 2)
-            made[token] += share * (down[expert] @ (gate / (1 + np.exp(-gate)) * up))
+            gate, up = np.split(
+                gate_up[expert] @ x[token] + (0 if biases[0] is None else biases[0][expert]), 2
+            )
+            outputs = down[expert] @ ACTIVATIONS[mlp.activation](gate, up)
+            made[token] += share * (outputs + (0 if biases[1] is None else biases[1][expert]))
     return made
+
+
+def gelu(gate: np.ndarray) -> np.ndarray:
+    return gate * 0.5 * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)))
+
+
+def clamped(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    gate = np.minimum(gate, 7)
+    return gate / (1 + np.exp(-1.702 * gate)) * (np.clip(up, -7, 7) + 1)
+
+
+ACTIVATIONS = {
+    "silu": lambda gate, up: gate / (1 + np.exp(-gate)) * up,
+    "gelu": lambda gate, up: gelu(gate) * up,
+    "clamped silu": clamped,
+}
 
 
 def as_numpy(array: mx.array) -> np.ndarray:
@@ -80,10 +115,13 @@ def test_tokens_get_their_experts(
 
 
 @pytest.mark.parametrize("tokens", [1, 70])
-@pytest.mark.parametrize(("bits", "dtype"), [(4, mx.bfloat16), (8, mx.float16)])
-def test_tokens_get_their_quantised_experts(tokens: int, bits: int, dtype: mx.Dtype) -> None:
+@pytest.mark.parametrize(
+    ("bits", "dtype", "mode"),
+    [(4, mx.bfloat16, "affine"), (8, mx.float16, "affine"), (4, mx.bfloat16, "mxfp4")],
+)
+def test_tokens_get_their_quantised_experts(tokens: int, bits: int, dtype: mx.Dtype, mode: str) -> None:
     """The packed weights are read as they are."""
-    mlp = mixture_of(5, 2, dtype=dtype, bits=bits)
+    mlp = mixture_of(5, 2, dtype=dtype, bits=bits, mode=mode)
     assert experts.supports(mlp)
     states, logits = inputs_of(tokens, 5, dtype)
     got, expected = as_numpy(experts.mixture(states, logits, mlp)), wanted(states, logits, mlp)
@@ -92,21 +130,43 @@ def test_tokens_get_their_quantised_experts(tokens: int, bits: int, dtype: mx.Dt
     )
 
 
-def test_operations_of_mlx_agree() -> None:
+FAMILIES: dict[str, dict[str, Any]] = {
+    # The bias, in float32, changes who is chosen.
+    "GLM-4.x": {
+        "shares": "sigmoid", "scale": 2.5, "bias": mx.random.uniform(-0.6, 0.6, (40,), key=mx.random.key(5)),
+    },
+    "sigmoids": {"shares": "sigmoid", "normalised": False},
+    "gpt_oss": {
+        "shares": "chosen", "normalised": False, "biased": True, "activation": "clamped silu", "bits": 4,
+        "mode": "mxfp4",
+    },
+    "Gemma 4": {
+        "shares": "chosen", "activation": "gelu",
+        "scale": mx.random.uniform(0.5, 2.0, (40,), key=mx.random.key(6)).astype(mx.bfloat16),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tokens", [1, 20])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families_choose_and_weigh_their_experts(tokens: int, name: str) -> None:
+    """Each by its own router, biases and activation."""
+    mlp = mixture_of(40, 4, **FAMILIES[name])
+    assert experts.supports(mlp)
+    states, logits = inputs_of(tokens, 40)
+    got, expected = as_numpy(experts.mixture(3 * states, logits, mlp)), wanted(3 * states, logits, mlp)
+    assert np.linalg.norm(got - expected) / np.linalg.norm(expected) < 0.01
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_operations_of_mlx_agree(name: str) -> None:
     """Also with enough pairs to be sorted; in float32 on a CPU, where MLX has no such products in half precision."""
     dtype = mx.bfloat16 if on_cuda() else mx.float32
-    mlp = mixture_of(12, 4, dtype=dtype)
-    router, (gate_up,), down, per_token, normalised = mlp
-    turned = (
-        linear._replace(transposed=linear.weight.swapaxes(-1, -2)) for linear in (router, gate_up, down)
-    )
-    router, gate_up, down = turned
-    mlp = Experts(router, (gate_up,), down, per_token, normalised)
+    changes = {key: value for key, value in FAMILIES[name].items() if key not in ("bits", "mode")}
+    mlp = mixture_of(40, 4, dtype=dtype, **changes)
     for tokens in (3, 40):
-        states, _ = inputs_of(tokens, 12, dtype)
-        got = as_numpy(PlainOps().mixture(states, mlp))
-        expected = wanted(states, states @ router.weight.T, mlp)
-        # Rounding may tip the choice of an expert.
+        states, logits = inputs_of(tokens, 40, dtype)
+        got, expected = as_numpy(PlainOps().mixture(states, logits, mlp)), wanted(states, logits, mlp)
         errors = np.linalg.norm(got - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
         assert np.median(errors) < (0.02 if dtype == mx.bfloat16 else 1e-5)
 

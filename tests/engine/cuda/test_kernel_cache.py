@@ -17,7 +17,7 @@ from uuid import uuid4
 import mlx.core as mx
 import pytest
 
-from tests.support.cuda_kernels import Provided, forget
+from tests.support.cuda_kernels import Provided, forget, quantised
 from zmqengine.engine.cuda import (
     between_products,
     draw_kernel,
@@ -35,7 +35,7 @@ from zmqengine.engine.cuda.slot_storage import CudaStorage
 from zmqengine.engine.host.backend import on_cuda
 from zmqengine.engine.kv.slots import KVShape, Slots
 from zmqengine.engine.models.attention import PlacedPiece
-from zmqengine.engine.models.layers import Experts, HeadShape, Linear, QueryKeyNorms, RotaryEmbedding
+from zmqengine.engine.models.layers import Experts, HeadShape, Linear, QueryKeyNorms, RotaryEmbedding, Router
 
 pytestmark = pytest.mark.cuda_emulated
 
@@ -148,25 +148,27 @@ def build_every_kernel() -> None:
     storage.write(pool.keys, 0, 0, zeros(1, 1, 2, 3, 128))
     storage.read(pool.keys, 0, 0, 3)
     between_products.add_and_norm(zeros(2, 4096), zeros(2, 4096), zeros(4096), 1e-5)
-    for rows, outputs, gated in ((8, 4096, False), (32, 16_384, True)):
-        plain_products.few_rows(zeros(rows, 256), zeros(outputs, 256), gated=gated)
-    router, gate_up, down = Linear(zeros(4, 64)), Linear(zeros(4, 128, 64)), Linear(zeros(4, 64, 64))
-    for normalised in (False, True):
-        mlp = Experts(router, (gate_up,), down, 2, normalised)
+    for rows, outputs, activation in ((8, 4096, ""), (32, 16_384, "gelu")):
+        plain_products.few_rows(zeros(rows, 256), zeros(outputs, 256), zeros(outputs), activation=activation)
+    linear, gate_up, down = Linear(zeros(4, 64)), Linear(zeros(4, 128, 64)), Linear(zeros(4, 64, 64))
+    routers = [
+        Router(linear, 2),
+        Router(linear, 2, "sigmoid", normalised=True, bias=mx.zeros((4,)), scale=2.5),
+        Router(linear, 2, "chosen", scale=zeros(4)),
+    ]
+    for router, activation in zip(routers, plain_products.ACTIVATIONS[1:], strict=True):
+        mlp = Experts(router, (gate_up,), down, activation)
         for count in (2, 60):
             experts.mixture(zeros(count, 64), zeros(count, 4), mlp)
-    for bits in (4, 8):
-        packed = mx.zeros((64, 256 * bits // 32), mx.uint32)
-        quantised = Linear(packed, None, zeros(64, 4), zeros(64, 4), None, bits, 64, "affine")
+    for bits, group_size, mode in ((4, 64, "affine"), (8, 64, "affine"), (4, 32, "mxfp4")):
+
+        def packed(*shape: int) -> Linear:
+            return quantised(zeros(*shape), bits, group_size, mode)  # noqa: B023
+
         for count in (3, 40):
-            quantised_products.few_rows(zeros(count, 256), quantised)
-        quantised_products.dequantised(quantised)
-        packed_experts = [
-            Linear(mx.zeros((4, outputs, 64 * bits // 32), mx.uint32), None, zeros(4, outputs, 1), zeros(4, outputs, 1),
-                   None, bits, 64, "affine")
-            for outputs in (128, 64)
-        ]  # fmt: skip
-        mlp = Experts(router, (packed_experts[0],), packed_experts[1], 2, normalised=True)
+            quantised_products.few_rows(zeros(count, 256), packed(64, 256))
+        quantised_products.dequantised(packed(64, 256))
+        mlp = Experts(routers[0], (packed(4, 128, 64),), packed(4, 64, 64))
         experts.mixture(zeros(2, 64), zeros(2, 4), mlp)
     plan = draw_kernel.columns([draw_kernel.Drawn(1, 0, 1.0, 5, 0.9, -math.inf)])
     draw_kernel.choose(zeros(1, 1000), plan, 0)

@@ -12,13 +12,21 @@ from zmqengine.engine.cuda import quantised_products
 pytestmark = [pytest.mark.cuda_emulated, pytest.mark.usefixtures("kernels_as_written")]
 
 
-@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16], ids=str)
-@pytest.mark.parametrize(("bits", "group"), [(4, 64), (8, 64), (4, 32), (8, 128)])
+PACKED = [
+    (mx.bfloat16, 4, 64, "affine"),
+    (mx.float16, 8, 64, "affine"),
+    (mx.float16, 4, 32, "affine"),
+    (mx.bfloat16, 8, 128, "affine"),
+    (mx.bfloat16, 4, 32, "mxfp4"),
+]
+
+
+@pytest.mark.parametrize(("dtype", "bits", "group", "mode"), PACKED)
 @pytest.mark.parametrize("outputs", [3, 40])
-def test_weights_are_dequantised(dtype: mx.Dtype, bits: int, group: int, outputs: int) -> None:
+def test_weights_are_dequantised(dtype: mx.Dtype, bits: int, group: int, mode: str, outputs: int) -> None:
     """Also where they fill no whole block; rounded once, where MLX may round twice."""
-    wide = mx.random.normal((outputs, 384), key=mx.random.key(bits)).astype(dtype)
-    linear = quantised(wide, bits, group)
+    wide = spread(outputs, 384).astype(dtype)
+    linear = quantised(wide, bits, group, mode)
     got = quantised_products.dequantised(linear)
     assert got.dtype == dtype
     exact = wide_of(linear)
@@ -27,21 +35,30 @@ def test_weights_are_dequantised(dtype: mx.Dtype, bits: int, group: int, outputs
     )
 
 
-@pytest.mark.parametrize(
-    ("dtype", "bits", "group"),
-    [(mx.bfloat16, 4, 64), (mx.float16, 8, 64), (mx.float16, 4, 32), (mx.bfloat16, 8, 128)],
-)
-def test_few_rows_are_multiplied(dtype: mx.Dtype, bits: int, group: int) -> None:
-    """Also where outputs fill no whole block. Each of the two kernels gives a row the same bits for any number of
-    rows."""
-    wide = mx.random.normal((75, 384), key=mx.random.key(bits)).astype(dtype)
-    linear = quantised(wide, bits, group)
-    inputs = mx.random.normal((64, 384), key=mx.random.key(1)).astype(dtype)
-    expected = np.array(inputs.astype(mx.float32) @ wide_of(linear).T)
+@pytest.mark.parametrize("inputs", [384, 192])
+@pytest.mark.parametrize(("dtype", "bits", "group", "mode"), PACKED)
+def test_few_rows_are_multiplied(dtype: mx.Dtype, bits: int, group: int, mode: str, inputs: int) -> None:
+    """Also where outputs fill no whole block, or inputs no step of a warp. Each of the two kernels gives a row the same
+    bits for any number of rows."""
+    if inputs % group:
+        pytest.skip("not quantised so")
+    bias = mx.random.normal((75,), key=mx.random.key(3)).astype(dtype) if bits == 4 else None
+    linear = quantised(spread(75, inputs).astype(dtype), bits, group, mode, bias)
+    assert quantised_products.fits(linear)
+    rows = mx.random.normal((64, inputs), key=mx.random.key(1)).astype(dtype)
+    expected = np.array(rows.astype(mx.float32) @ wide_of(linear).astype(mx.float32).T)
+    if bias is not None:
+        expected += np.array(bias.astype(mx.float32))
     found: dict[int, np.ndarray] = {}
-    for rows, other in ((1, 1), (9, 1), (30, 1), (40, 40), (64, 40)):
-        product = quantised_products.few_rows(inputs[:rows], linear)
-        found[rows] = np.array(product.astype(mx.float32))
-        error = np.linalg.norm(found[rows] - expected[:rows]) / np.linalg.norm(expected[:rows])
+    for count, other in ((1, 1), (9, 1), (30, 1), (40, 40), (64, 40)):
+        product = quantised_products.few_rows(rows[:count], linear)
+        found[count] = np.array(product.astype(mx.float32))
+        error = np.linalg.norm(found[count] - expected[:count]) / np.linalg.norm(expected[:count])
         assert error < (0.005 if dtype == mx.bfloat16 else 0.001)
-        np.testing.assert_array_equal(found[rows][:other], found[other])
+        np.testing.assert_array_equal(found[count][:other], found[other])
+
+
+def spread(outputs: int, inputs: int) -> mx.array:
+    """Weights of unlike sizes, so that scales of groups are unlike."""
+    sizes = mx.power(2.0, mx.arange(inputs) // 32 % 7 - 3.0)
+    return mx.random.normal((outputs, inputs), key=mx.random.key(inputs)) * sizes

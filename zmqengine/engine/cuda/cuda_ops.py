@@ -64,14 +64,14 @@ class CudaOps(PlainOps):
     def gated(self, inputs: mx.array, gate_up: tuple[Linear, ...], activation: str) -> mx.array:
         """See `PlainOps`. One kernel for the product and the activation."""
         linear = gate_up[0]
-        is_bare = len(gate_up) == 1 and activation == "silu" and self._is_bare(linear, inputs)
-        if is_bare and self._variant(linear, inputs.shape[0]) is few_rows:
-            return plain_products.few_rows(inputs, linear.weight, gated=True)
+        is_one = len(gate_up) == 1 and not linear.bits and linear.dtype == inputs.dtype
+        if is_one and self._variant(linear, inputs.shape[0]) is few_rows:
+            return plain_products.few_rows(inputs, linear.weight, linear.bias, activation=activation)
         return super().gated(inputs, gate_up, activation)
 
     def mixture(self, inputs: mx.array, logits: mx.array, mlp: Experts) -> mx.array:
         """See `PlainOps`."""
-        if experts.supports(mlp) and inputs.dtype == logits.dtype == mlp.down.dtype:
+        if experts.supports(mlp) and inputs.dtype == mlp.down.dtype:
             return experts.mixture(inputs, logits, mlp)
         return super().mixture(inputs, logits, mlp)
 
@@ -107,8 +107,9 @@ class CudaOps(PlainOps):
 
     def unmeasured(self, linear: Linear, rows: int) -> str:
         """See `Ops`. MLX's products with quantised weights are several times slower for several rows; the kernel is
-        not."""
-        is_quantised = linear.bits and rows > 1 and "kernel" in self.variants(linear, rows)
+        not. One row of MXFP4 is not measured."""
+        is_slow = rows > 1 or linear.mode != "affine"
+        is_quantised = linear.bits and is_slow and "kernel" in self.variants(linear, rows)
         return "kernel" if is_quantised else super().unmeasured(linear, rows)
 
     def measured_rows(self, linear: Linear) -> Sequence[int]:
@@ -122,24 +123,19 @@ class CudaOps(PlainOps):
         """See `Ops`. The host launches a kernel in half the time of cuBLAS."""
         return super().loss_max(linear, rows) if linear.bits else _LOSS_MAX
 
-    @staticmethod
-    def _is_bare(linear: Linear, inputs: mx.array) -> bool:
-        """Whether the layer is a product alone, without bias."""
-        return not linear.bits and linear.bias is None and linear.dtype == inputs.dtype
-
 
 def few_rows(inputs: mx.array, linear: Linear) -> mx.array:
     """A product with half-precision weights by the kernel for up to 32 rows."""
     if inputs.dtype != linear.dtype:
         return product(inputs, linear)
-    return _with_bias(plain_products.few_rows(inputs, linear.weight), linear)
+    return plain_products.few_rows(inputs, linear.weight, linear.bias)
 
 
 def few_quantised_rows(inputs: mx.array, linear: Linear) -> mx.array:
     """A product with quantised weights by the kernel for up to 64 rows."""
     if inputs.dtype != linear.dtype:
         return multiply_dequantised(inputs, linear)
-    return _with_bias(quantised_products.few_rows(inputs, linear), linear)
+    return quantised_products.few_rows(inputs, linear)
 
 
 def by_dequantised(inputs: mx.array, linear: Linear) -> mx.array:
@@ -147,7 +143,3 @@ def by_dequantised(inputs: mx.array, linear: Linear) -> mx.array:
     if inputs.dtype != linear.dtype:
         return multiply_dequantised(inputs, linear)
     return product(inputs, linear._replace(transposed=quantised_products.dequantised(linear).T))
-
-
-def _with_bias(found: mx.array, linear: Linear) -> mx.array:
-    return found if linear.bias is None else found + linear.bias

@@ -1,4 +1,4 @@
-// Weights scale * q + bias, rounded once: a thread makes eight of a row at a time, EACH times.
+// Weights scale * q + bias, or MXFP4, rounded once: a thread makes eight of a row at a time, EACH times.
   constexpr int WORDS = BITS / 4;
   constexpr uint32_t MASK = (1u << BITS) - 1;
   const long long eights = (long long)w_shape[0] * w_shape[1] / WORDS;
@@ -14,12 +14,13 @@
   for (int e = 0; e < EACH; e++) {
     const long long at = first + e * THREADS;
     if (at >= eights) return;
-    const float scale = static_cast<float>(scales[at * 8 / GROUP]), bias = static_cast<float>(biases[at * 8 / GROUP]);
+    const float scale = static_cast<float>(scale_of<T>(scales[at * 8 / GROUP]));
+    const float bias = static_cast<float>(bias_of<T>(biases[at * 8 / GROUP]));
     float made[8];
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-      const uint32_t word = words[e][i * BITS / 32];
-      made[i] = fmaf(static_cast<float>(word >> (i * BITS % 32) & MASK), scale, bias);
+      const uint32_t bits = words[e][i * BITS / 32] >> (i * BITS % 32) & MASK;
+      made[i] = fmaf(MXFP4 ? number_of_4(bits) : static_cast<float>(bits), scale, bias);
     }
     reinterpret_cast<uint4*>(out)[at] = make_uint4(
         rounded<T>(made[0], made[1]), rounded<T>(made[2], made[3]), rounded<T>(made[4], made[5]),

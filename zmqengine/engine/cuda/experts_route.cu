@@ -1,6 +1,10 @@
-// The PER experts of each token with the largest logits, the smaller number first of equal ones, and their shares: a
-// softmax over all E experts, or NORMALISED over those. Then the pairs of token and expert, number token * PER + place,
-// ordered by expert, and tiles of at most ROWS pairs of one expert, which the products take. One block does all.
+// The PER experts of each token with the largest ranks, the smaller number first of equal ones, and their shares. The rank
+// is the logit, or its sigmoid (SIGMOID), to which a bias is added if BIASED; a share is that without the bias, or else of
+// a softmax over all E experts. If NORMALISED, shares add up to 1. They are multiplied by SCALE, or by a scale of each
+// expert (SCALED).
+//
+// Then the pairs of token and expert, number token * PER + place, ordered by expert, and tiles of at most ROWS pairs of
+// one expert, which the products take. One block does all.
   constexpr int EACH = (E + 31) / 32, WARPS = 32, LAST = 0xffff;
   __shared__ int counts[32 * EACH], starts[32 * EACH], tiles_before[32 * EACH], tile_count;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -8,40 +12,54 @@
   for (int e = threadIdx.x; e < 32 * EACH; e += WARPS * 32) counts[e] = 0;
   __syncthreads();
   for (int t = warp; t < T; t += WARPS) {
-    // 16 bits that have the order of the logits, and the number of the expert behind them: no two are equal.
+    const P* own_logits = logits + (long long)t * E;
     uint32_t keys[EACH];
     uint32_t largest = 0;
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
       const int e = lane + 32 * i;
-      const uint32_t half = e < E ? reinterpret_cast<const uint16_t*>(logits)[(long long)t * E + e] : 0;
-      keys[i] = e < E ? (half & 0x8000 ? half ^ 0xffff : half | 0x8000) << 16 | (LAST - e) : 0;
+      // 0 is of no expert.
+      keys[i] = 0;
+      if (e < E) {
+        float rank = static_cast<float>(own_logits[e]);
+        if (SIGMOID) rank = sigmoid(rank);
+        if (BIASED) rank += static_cast<float>(bias[e]);
+        keys[i] = max(ordered(rank), 1u);
+      }
       largest = max(largest, keys[i]);
     }
     largest = __reduce_max_sync(0xffffffffu, largest);
-    const float most = logit_of<P>(largest);
+    const float most = number_of(largest);
     float sum = 0.f;
+    if (!SIGMOID && !NORMALISED) {
 #pragma unroll
-    for (int i = 0; i < EACH; i++)
-      if (keys[i]) sum += __expf(logit_of<P>(keys[i]) - most);
-    for (int d = 16; d; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
-    float taken = 0.f, share = 0.f;
+      for (int i = 0; i < EACH; i++)
+        if (keys[i]) sum += __expf(number_of(keys[i]) - most);
+    }
     int expert = 0;
     for (int place = 0; place < PER; place++) {
-      const float own = __expf(logit_of<P>(largest) - most);
-      taken += own;
-      if (lane == place) expert = LAST - (largest & LAST), share = own;
+      uint32_t first = 0;
+#pragma unroll
+      for (int i = EACH - 1; i >= 0; i--)
+        if (keys[i] == largest) first = LAST - (lane + 32 * i);
+      first = LAST - __reduce_max_sync(0xffffffffu, first);
+      if (lane == place) expert = first;
       uint32_t next = 0;
 #pragma unroll
       for (int i = 0; i < EACH; i++) {
-        if (keys[i] == largest) keys[i] = 0;
+        if (lane + 32 * i == first) keys[i] = 0;
         next = max(next, keys[i]);
       }
       largest = __reduce_max_sync(0xffffffffu, next);
     }
+    const float logit = static_cast<float>(own_logits[expert]);
+    const float share = lane >= PER ? 0.f : SIGMOID ? sigmoid(logit) : __expf(logit - most);
+    if (NORMALISED) sum = share;
+    for (int d = 16; d; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
     if (lane < PER) {
       chosen[t * PER + lane] = expert;
-      shares[t * PER + lane] = share / (NORMALISED ? taken : sum);
+      const float scale = SCALED ? static_cast<float>(scales[expert]) : __int_as_float(SCALE);
+      shares[t * PER + lane] = (SIGMOID && !NORMALISED ? share : share / sum) * scale;
       atomicAdd(&counts[expert], 1);
     }
   }

@@ -1,4 +1,4 @@
-// The rest of a product, behind its rows and its weights.
+// The rest of a product, behind its rows and its weights. BIASED, each output has a bias.
   const int parts = K / 64;
   constexpr int PART = WEIGHTS + 8 * TILES * ROW;
   uint4* ring = shared_start + warp * STAGES * PART;
@@ -77,5 +77,10 @@
       sum += line[n];
       if (GATED) up += line[n + MADE];
     }
-    if (m < M && n0 + n < N) out[(long long)made_row(m) * N + n0 + n] = static_cast<T>(GATED ? gated<T>(sum, up) : sum);
+    if (m >= M || n0 + n >= N) continue;
+    if (BIASED) {
+      sum += static_cast<float>(output_bias[rows_before + n0 + n]);
+      if (GATED) up += static_cast<float>(output_bias[rows_before + N + n0 + n]);
+    }
+    out[(long long)made_row(m) * N + n0 + n] = static_cast<T>(GATED ? gated<T, GATED>(sum, up) : sum);
   }

@@ -3,8 +3,8 @@
 // x ahead into a ring of STAGES parts in shared memory, and has no barrier until the end. It multiplies 16 weights'
 // rows by 8 rows of x at a time. Which k stands where in a product is free as long as both sides agree: a lane takes 16
 // bytes of each side. Every other row has its pieces in another order, so that lanes read from banks of their own.
-// The result of a row does not depend on M. GATED, the first half of w are gates of the other, and a block
-// makes half as many columns, of both.
+// The result of a row does not depend on M. GATED by an activation, the first half of w are gates of the other, and a
+// block makes half as many columns, of both.
   extern __shared__ uint4 shared_start[];
   constexpr int ROW = 8;  // of a part of x, in 16 bytes
   constexpr int EIGHTS = COLUMNS / 8;

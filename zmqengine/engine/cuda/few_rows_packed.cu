@@ -1,4 +1,4 @@
-// Weights scale * q + bias, of BITS bits. A lane takes 16 neighbours of a row, its eights of both halves of a part, and
+// Weights scale * q + bias, of BITS bits, or MXFP4. A lane takes 16 neighbours of a row, its eights of both halves of a part, and
 // pairs the values i and i + 4 of every eight, as that is how two of them come out of a word with one mask.
   constexpr int WEIGHT_ROW = BITS / 2;  // of a row of a part, in 16 bytes
   constexpr int WEIGHTS = COLUMNS * WEIGHT_ROW;
@@ -18,7 +18,7 @@
 #pragma unroll
     for (int i = 0; i < EIGHTS; i++) {
       const long long at = (rows_before + weights_row(i * 8 + row)) * (K / GROUP) + (part * 64 + piece * 16) / GROUP;
-      next_scale[i] = scales[at], next_bias[i] = biases[at];
+      next_scale[i] = scale_of<T>(scales[at]), next_bias[i] = bias_of<T>(biases[at]);
     }
   };
   if (warp < K / 64) read_scales(warp);
@@ -34,7 +34,7 @@
       uint2 eight = words[BITS == 4 ? piece : 2 * piece + half];
       if (BITS == 4 && half) eight.x = eight.y;
       uint32_t pairs[4];
-      unpack<T, BITS>(eight, scale[i], bias[i], pairs);
+      unpack<T, BITS, MXFP4>(eight, scale[i], bias[i], pairs);
       to[i] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
     }
   };

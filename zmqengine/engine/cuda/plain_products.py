@@ -18,6 +18,8 @@ FEW_ROWS_MAX = 32
 _TILES = (1, 2, 4)
 WARPS = 4
 """Warps of a thread block, which share its inputs."""
+ACTIVATIONS = ("", "silu", "gelu", "clamped silu")
+"""Activations of a gated product, by their number in gated.cuh; without one it is not gated."""
 
 
 class Cut(NamedTuple):
@@ -44,15 +46,16 @@ class Cut(NamedTuple):
         capability 8 or more, which has 99 KiB."""
         return WARPS * self.stages * (self.columns * bits + 8 * self.tiles * 16) * PART // 8
 
-    def template(self, dtype: mx.Dtype, *, gated: bool) -> list[tuple[str, Any]]:
-        """Template arguments of few_rows.cu."""
+    def template(self, dtype: mx.Dtype, activation: str, *, biased: bool) -> list[tuple[str, Any]]:
+        """Template arguments of few_rows.cu. `activation`: of a gated product, or empty."""
         return [
             ("T", dtype),
             ("TILES", self.tiles),
             ("COLUMNS", self.columns),
             ("STAGES", self.stages),
             ("WARPS", WARPS),
-            ("GATED", gated),
+            ("GATED", ACTIVATIONS.index(activation)),
+            ("BIASED", biased),
         ]
 
 
@@ -61,17 +64,19 @@ def fits(inputs: int, dtype: mx.Dtype) -> bool:
     return inputs % PART == 0 and dtype in (mx.bfloat16, mx.float16)
 
 
-def few_rows(inputs: mx.array, weights: mx.array, *, gated: bool = False) -> mx.array:
+def few_rows(
+    inputs: mx.array, weights: mx.array, bias: mx.array | None = None, *, activation: str = ""
+) -> mx.array:
     """The product of `inputs` [rows, inputs] and the transpose of `weights` [outputs, inputs]: [rows, outputs].
 
-    A row's result does not depend on the number of rows. If `gated`, silu of the first half of the outputs times the
-    other half: [rows, outputs / 2].
+    A row's result does not depend on the number of rows. With an `activation`, that of the first half of the outputs
+    times the other half: [rows, outputs / 2].
     """
     outputs, rows = weights.shape[0], inputs.shape[0]
     cut = Cut.of(rows, outputs)
-    made = outputs // 2 if gated else outputs
-    return _few_rows(cut, inputs.dtype, gated)(
-        inputs=[inputs, weights],
+    made = outputs // 2 if activation else outputs
+    return _few_rows(cut, inputs.dtype, activation, None if bias is None else bias.dtype)(
+        inputs=[inputs, weights, inputs if bias is None else bias],
         grid=(-(-outputs // cut.columns) * WARPS * 32, 1, 1),
         threadgroup=(WARPS * 32, 1, 1),
         output_shapes=[(rows, made)],
@@ -84,13 +89,15 @@ def few_rows_text(rows: str, weights: str) -> str:
 
 
 @lru_cache(maxsize=64)
-def _few_rows(cut: Cut, dtype: mx.Dtype, is_gated: bool) -> Variant:
+def _few_rows(cut: Cut, dtype: mx.Dtype, activation: str, bias: mx.Dtype | None) -> Variant:
     kernel = Kernel(
         name="plain_product",
-        input_names=["x", "w"],
+        # The rows stand for a bias that there is not.
+        input_names=["x", "w", "output_bias"],
         output_names=["out"],
         source=few_rows_text("all", "plain"),
         header=kernel_text("tensor_cores.cuh", "copies_ahead.cuh", "gated.cuh"),
         shared_memory=cut.shared_bytes(),
     )
-    return kernel.variant(cut.template(dtype, gated=is_gated), [dtype, dtype], [dtype])
+    template = cut.template(dtype, activation, biased=bias is not None)
+    return kernel.variant(template, [dtype, dtype, bias or dtype], [dtype])

@@ -1,4 +1,5 @@
-// y[m, n] = sum over k of x[m, k] * (scale * q[n, k] + bias), for few rows m: every weight is read once.
+// y[m, n] = sum over k of x[m, k] * (scale * q[n, k] + bias), for few rows m: every weight is read once. MXFP4, weights
+// have no biases. BIASED, each output has a bias, `output_bias`.
 // A block makes 32 columns n of y; its warps share the k among them. A warp multiplies 16 weights' rows by 8 rows of x
 // at a time (mma.m16n8k16, PTX ISA 9.7.14). Which k stands where in a product is free as long as both sides agree:
 // a lane takes 16 bytes of neighbouring weights, and pairs the values i and i + 4 of every eight, as that is how two
@@ -13,8 +14,7 @@
   const int n0 = blockIdx.x * 32;
   const int words = K * BITS / 32, groups = K / GROUP;
   const uint32_t* weights[4];
-  const T* weight_scales[4];
-  const T* weight_biases[4];
+  decltype(scales) weight_scales[4], weight_biases[4];
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     const int n = min(n0 + row + 8 * i, N - 1);
@@ -38,8 +38,8 @@
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       next[i] = *reinterpret_cast<const uint4*>(weights[i] + k * BITS / 32);
-      next_scale[i] = weight_scales[i][k / GROUP];
-      next_bias[i] = weight_biases[i][k / GROUP];
+      next_scale[i] = scale_of<T>(weight_scales[i][k / GROUP]);
+      next_bias[i] = bias_of<T>(weight_biases[i][k / GROUP]);
     }
   }
   for (int block = warp; block < blocks; block += WARPS) {
@@ -60,8 +60,8 @@
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         next[i] = *reinterpret_cast<const uint4*>(weights[i] + ahead * BITS / 32);
-        next_scale[i] = weight_scales[i][ahead / GROUP];
-        next_bias[i] = weight_biases[i][ahead / GROUP];
+        next_scale[i] = scale_of<T>(weight_scales[i][ahead / GROUP]);
+        next_bias[i] = bias_of<T>(weight_biases[i][ahead / GROUP]);
       }
     }
 #pragma unroll
@@ -71,7 +71,7 @@
       for (int i = 0; i < 4; i++) {
         const uint32_t* words = packed[i] + chunk * BITS / 4;
         const uint2 eight = {words[0], words[BITS == 8]};
-        unpack<T, BITS>(eight, scale[i], bias[i], pairs[i]);
+        unpack<T, BITS, MXFP4>(eight, scale[i], bias[i], pairs[i]);
       }
 #pragma unroll
       for (int j = 0; j < TILES; j++) {
@@ -101,5 +101,6 @@
     float sum = 0.f;
 #pragma unroll
     for (int other = 0; other < WARPS; other++) sum += shared_sums[other][m][i % 32];
+    if (BIASED && n < N) sum += static_cast<float>(output_bias[n]);
     if (m < M && n < N) out[(long long)m * N + n] = static_cast<T>(sum);
   }

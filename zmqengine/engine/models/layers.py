@@ -42,8 +42,10 @@ class Linear(NamedTuple):
 
     @property
     def dtype(self) -> mx.Dtype:
-        """The type of the dequantised weights."""
-        return self.weight.dtype if self.scales is None else self.scales.dtype
+        """The type of the dequantised weights. Scales of other modes than "affine" are exponents."""
+        if self.scales is None:
+            return self.weight.dtype
+        return self.scales.dtype if self.mode == "affine" else mx.bfloat16
 
 
 class Norm(NamedTuple):
