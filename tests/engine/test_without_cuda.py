@@ -25,27 +25,14 @@ while sum(map(len, found.values())) < 16:
     for token in engine.next().tokens:
         found[token.row].append(token.token)
 engine.close()
-print(json.dumps([found[0], found[1], opened.facts["model_code"]]))
-"""
 
-
-ENCODER = """
-from tests.support.without_cuda import hide
-hide()
 from tests.embedding.checkpoints import engine_of, run
 from zmqengine.engine.interface import TextsRequest
 from zmqengine.pico import model_path
 
 vectors, failures = run(engine_of(model_path("pico-embed")), [TextsRequest(7, [[5, 6, 7], [8]])])
-print(*vectors[7].shape, failures)
+print(json.dumps([found[0], found[1], opened.facts["model_code"], vectors[7].shape, failures]))
 """
-
-
-def test_an_encoder_opens_and_runs_without_the_folder_for_cuda() -> None:
-    """Its kernels are chosen when it opens, where there are any."""
-    ended = run(ENCODER)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.split() == ["2", "128", "[]"]
 
 
 def run(script: str, *arguments: str) -> Any:
@@ -60,10 +47,10 @@ def run(script: str, *arguments: str) -> Any:
     )
 
 
-def test_an_engine_opens_and_runs_without_the_folder_for_cuda(model, model_directory) -> None:
-    """With the tokens of mlx-lm, on the decoder, with speculation as by default."""
+def test_engines_open_and_run_without_the_folder_for_cuda(model, model_directory) -> None:
+    """With the tokens of mlx-lm, on the decoder, with speculation as by default; and an encoder."""
     ended = run(SCRIPT, str(model_directory))
     assert ended.returncode == 0, ended.stderr
-    *found, code = json.loads(ended.stdout.splitlines()[-1])
+    *found, code, shape, failures = json.loads(ended.stdout.splitlines()[-1])
     assert found == [greedy(model, [5, 6, 7], 8), greedy(model, [9] * 40, 8)]
-    assert code == "ours"
+    assert (code, shape, failures) == ("ours", [2, 128], [])

@@ -149,8 +149,8 @@ def test_chunks_without_a_bound_in_time_are_a_warning_on_metal(
     ("model", "tf32", "inherited", "told"),
     [
         ("pico", False, None, "0 (set here)"),
-        ("pico", True, None, "1 (set you)"),
-        ("pico-embed", False, None, "1 (set here)"),
+        pytest.param("pico", True, None, "1 (set you)", marks=pytest.mark.process),
+        pytest.param("pico-embed", False, None, "1 (set here)", marks=pytest.mark.process),
         ("pico-embed", False, "0", "0 (set you)"),
     ],
 )

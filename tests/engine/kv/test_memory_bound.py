@@ -14,7 +14,7 @@ from tests.support.engines import make_engine, runner_of
 from tests.support.models import LLAMA, MAMBA, SLIDING, build_model
 from zmqengine.engine.interface import RowRequest
 
-EXAMPLES = int(os.environ.get("ZMQENGINE_TEST_MEMORY_EXAMPLES", "3"))
+EXAMPLES = int(os.environ.get("ZMQENGINE_TEST_MEMORY_EXAMPLES", "2"))
 MODELS: dict[str, Any] = {}
 CONFIGS = {"llama": LLAMA, "sliding": {**SLIDING, "sliding_window": 300}, "mamba": MAMBA}
 

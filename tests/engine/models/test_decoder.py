@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -100,10 +101,17 @@ def alike(got: np.ndarray, wanted: np.ndarray) -> bool:
     return bool(np.abs(got - wanted).max() <= TOLERANCE * np.abs(wanted).max())
 
 
+@functools.cache
+def reference(name: str) -> list[np.ndarray]:
+    """`whole` of a model of the families."""
+    return whole(build(name))
+
+
 def runner_on(weights: Any, ops: Any, *, replays: bool = False) -> SlotRunner:
     return SlotRunner(DecoderModel(weights, ops, replays=replays), 2048)
 
 
+@functools.cache
 def build(name: str) -> Any:
     if name in FAMILY:
         return build_model(FAMILY[name])
@@ -113,8 +121,7 @@ def build(name: str) -> Any:
 @pytest.mark.parametrize("name", [*FAMILY, *PACKED, *(f"experts, {name}" for name in PACKED)])
 def test_logits_are_those_of_mlx_lm(name: str) -> None:
     """Of prompts, of rows in decode beside them, and of verify blocks; and mlx-lm's model still computes them."""
-    model = build(name)
-    wanted = whole(model)
+    model, wanted = build(name), reference(name)
     for replays in (False, True):
         runner = runner_on(read_weights(model), PlainOps(), replays=replays)
         assert all(map(alike, steps(runner), wanted))
@@ -129,7 +136,7 @@ def test_numpy_gives_the_same(name: str) -> None:
     assert numpy_ops.supports(weights) == (name not in UNLIKE_NUMPY)
     if name not in UNLIKE_NUMPY:
         runner = runner_on(numpy_ops.in_numpy(weights), numpy_ops.NumpyOps())
-        assert all(map(alike, steps(runner), whole(model)))
+        assert all(map(alike, steps(runner), reference(name)))
 
 
 UNLIKE_NUMPY = {

@@ -20,7 +20,7 @@ from zmqengine.engine.load.loader import load
 from zmqengine.engine.options import EngineOptions
 from zmqengine.engine.step.mlx_engine import MlxEngine
 
-COUNT = 24
+COUNT = 16
 
 
 def some_prompts(
