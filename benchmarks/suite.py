@@ -15,10 +15,10 @@ from typing import NamedTuple
 import click
 import msgspec
 
+from benchmarks.overhead import OverheadOptions, OverheadPlan, overhead
 from zmqengine.bench import stoppable
 from zmqengine.bench.models.random_model import model_directory_of
-from zmqengine.bench.options import SMALL, OverheadOptions, ScenarioOptions
-from zmqengine.bench.overhead import OverheadPlan, overhead
+from zmqengine.bench.options import SMALL, ScenarioOptions
 from zmqengine.bench.reports.plot import plot
 from zmqengine.bench.reports.report import BenchReport, save
 from zmqengine.bench.serve import ServePlan, serve

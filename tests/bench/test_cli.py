@@ -111,7 +111,7 @@ def test_a_model_is_made(tmp_path: Path) -> None:
         (["serve", "--url", "http://127.0.0.1:9/v1", "--set", "user=1"], "--set user: there is users"),
         (["serve", "--url", "http://127.0.0.1:9/v1", "--set", "users=x"], "--set"),
         (["serve", "--url", "http://127.0.0.1:9/v1", "--scenario", "users"], "cannot connect"),
-        (["overhead", "--model", "/nowhere"], "zmqengine bench model"),
+        (["serve", "--start", "worker", "--model", "/nowhere"], "zmqengine bench model"),
     ],
 )
 def test_a_mistake_is_one_error_that_says_what_to_do(words: list[str], message: str) -> None:

@@ -1,12 +1,8 @@
-"""Sizes of each benchmark's work, which `--set NAME=JSON` changes."""
+"""Sizes of the scenarios' work, which `--set NAME=JSON` changes."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import msgspec
-
-CONSTRAINED_WORK = ("all rows", "half of the rows", "first token", "hostile")
 
 
 class ScenarioOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -110,67 +106,3 @@ SMALL = ScenarioOptions(
     trace_speed=20.0,
     timeout_s=60.0,
 )
-
-
-class Case(NamedTuple):
-    """A closed loop of `streams` over `requests`, shared by `processes` clients."""
-
-    name: str
-    streams: int
-    processes: int
-    requests: int
-    max_tokens: int
-
-
-class OverheadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sizes of `bench overhead`. `processes` clients share the largest number of streams, unless it is 1.
-
-    `burst` requests are sent at once, in a case of their own; 0 leaves it out.
-    """
-
-    streams: tuple[int, ...] = (1, 8, 32)
-    processes: int = 4
-    prompt_tokens: int = 64
-    max_tokens: int = 64
-    requests_min: int = 16
-    requests_per_stream: int = 8
-    burst: int = 0
-    burst_max_tokens: int = 16
-    arrivals: int = 8
-    idle_s: float = 10.0
-    timeout_s: float = 120.0
-
-    @property
-    def cases(self) -> list[Case]:
-        """Cases by number of streams; the largest again, shared by several clients; the burst."""
-        cases = [self.case(streams, 1) for streams in self.streams]
-        if self.processes > 1:
-            cases.append(self.case(max(self.streams), self.processes))
-        if self.burst:
-            cases.append(Case(f"{self.burst} at once", self.burst, 1, self.burst, self.burst_max_tokens))
-        return cases
-
-    def case(self, streams: int, processes: int) -> Case:
-        name = f"{streams} stream{'s' if streams > 1 else ''}"
-        if processes > 1:
-            name += f", {processes} clients"
-        count = max(self.requests_min, streams * self.requests_per_stream)
-        return Case(name, streams, processes, count, self.max_tokens)
-
-
-class ConstrainedOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Work and sizes of `bench constrained`.
-
-    `firsts` requests of each kind are timed; each hostile constraint is sent `hostiles` times.
-    """
-
-    work: tuple[str, ...] = CONSTRAINED_WORK
-    rows: int = 32
-    requests_per_row: int = 2
-    prompt_tokens: int = 64
-    max_tokens: int = 128
-    firsts: int = 20
-    hostiles: int = 5
-    honest_tokens: int = 8000
-    http_rows: int = 8
-    timeout_s: float = 180.0

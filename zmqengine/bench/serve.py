@@ -39,6 +39,8 @@ class ServePlan(msgspec.Struct, frozen=True, kw_only=True):
 async def serve(plan: ServePlan, on_progress: Progress) -> BenchReport:
     """Start servers, measure, end the servers. Raises TargetError."""
     setting = machine.setting()
+    # A directory without a model is told of before anything starts.
+    model = model_facts(plan.start.model) if plan.start is not None and plan.start.engine == "mlx" else None
     async with AsyncExitStack() as stack:
         targets = [await with_worker_pid(target) for target in plan.targets]
         if plan.start is not None:
@@ -57,7 +59,7 @@ async def serve(plan: ServePlan, on_progress: Progress) -> BenchReport:
             cells += await runner.run(scenario_named(name), plan.rounds)
         return BenchReport(
             kind="serve",
-            model=_model(plan, targets),
+            model=model or _model(targets),
             options=_options(plan),
             base=plan.base or targets[0].label,
             targets=[await target_facts(target) for target in targets],
@@ -78,9 +80,7 @@ async def _vocabulary(plan: ServePlan, targets: Sequence[TargetSpec]) -> Vocabul
     return None
 
 
-def _model(plan: ServePlan, targets: Sequence[TargetSpec]) -> ModelFacts:
-    if plan.start is not None and plan.start.engine == "mlx":
-        return model_facts(plan.start.model)
+def _model(targets: Sequence[TargetSpec]) -> ModelFacts:
     return ModelFacts(name=next((target.model for target in targets if target.model), "not told"))
 
 

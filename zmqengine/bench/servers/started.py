@@ -38,10 +38,10 @@ ONE_THREAD = dict.fromkeys(
 
 
 class StartPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Servers to start. `model` is `pico`, a directory or a hub id.
+    """Servers to start. `model` is `pico` or a directory.
 
     `http` of our front-ends share the worker; with `smg`, so does a gateway. `mlx_lm` needs
-    a directory or a hub id. With `second`, each kind is started twice, for `two-models`. `slots` is the number of
+    a directory. With `second`, each kind is started twice, for `two-models`. `slots` is the number of
     requests each server runs at a time; 0 leaves its default. `options`: more fields of the worker's configuration.
     """
 

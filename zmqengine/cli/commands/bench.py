@@ -12,13 +12,7 @@ import click
 import msgspec
 
 from zmqengine.bench.models.model_shapes import SHAPES
-from zmqengine.bench.options import (
-    CONSTRAINED_WORK,
-    SMALL,
-    ConstrainedOptions,
-    OverheadOptions,
-    ScenarioOptions,
-)
+from zmqengine.bench.options import SMALL, ScenarioOptions
 from zmqengine.bench.scenarios import SCENARIO_NAMES
 from zmqengine.errors import ConfigError
 
@@ -51,8 +45,6 @@ def bench() -> None:
     zmqengine bench model --shape 25m --out /tmp/25m
     zmqengine bench serve --model /tmp/25m --start worker --start http --start mlx-lm --plot out.png
     zmqengine bench serve --url http://127.0.0.1:8080/v1 --url http://127.0.0.1:8081/v1
-    zmqengine bench overhead --model pico
-    zmqengine bench constrained
     """
     missing = [name for name in NEEDED if not _importable(name)]
     if missing:
@@ -142,83 +134,6 @@ def serve(
 
 
 @bench.command()
-@click.option("--model", default="pico", show_default=True, help="pico or a directory.")
-@click.option("--http", type=int, default=0, help="Also through this many HTTP front-ends.")
-@click.option("--mlx-lm", is_flag=True, help="Also through mlx_lm.server.")
-@click.option("--rounds", default=5, show_default=True)
-@click.option("--set", "settings", multiple=True, metavar="NAME=JSON", help="A size: streams=[1,32].")
-@seed_option
-@out_option
-@plot_option
-@ranges_option
-def overhead(
-    settings: tuple[str, ...],
-    out: Path | None,
-    picture: Path | None,
-    ranges: bool,
-    **others: Any,
-) -> None:
-    """Measure the cost that worker, wire and client add to mlx-lm's own generator."""
-    from zmqengine.bench import stoppable
-    from zmqengine.bench.arguments import with_settings
-    from zmqengine.bench.overhead import OverheadPlan
-    from zmqengine.bench.overhead import overhead as run
-
-    options = with_settings(OverheadOptions(), settings)
-    plan = OverheadPlan(options=options, **others)
-    finish(stoppable.run(run(plan, show_progress)), out, picture, ranges)
-
-
-@bench.command()
-@click.option(
-    "--models", type=click.Path(path_type=Path, file_okay=False), help="Keep the random models here."
-)
-@click.option(
-    "--shape", "shapes", multiple=True, type=click.Choice(tuple(SHAPES)), help="[default: 25m and 128k]"
-)
-@click.option("--work", multiple=True, type=click.Choice(CONSTRAINED_WORK), help="[default: everything]")
-@click.option("--http", is_flag=True, help="Also through our HTTP front-end.")
-@click.option(
-    "--url",
-    "urls",
-    multiple=True,
-    metavar="[LABEL=]URL[#MODEL]",
-    help="A server that serves the first model and has a JSON mode.",
-)
-@click.option("--rounds", default=5, show_default=True)
-@click.option("--set", "settings", multiple=True, metavar="NAME=JSON", help="A size: rows=16.")
-@seed_option
-@out_option
-@ranges_option
-def constrained(
-    models: Path | None,
-    shapes: tuple[str, ...],
-    work: tuple[str, ...],
-    http: bool,
-    urls: tuple[str, ...],
-    settings: tuple[str, ...],
-    out: Path | None,
-    ranges: bool,
-    **others: Any,
-) -> None:
-    """Measure the cost of a schema: on all rows, on some rows, on the first token, and of hostile schemas."""
-    from zmqengine.bench import stoppable
-    from zmqengine.bench.arguments import server_target, with_settings
-    from zmqengine.bench.constrained import ConstrainedPlan
-    from zmqengine.bench.constrained import constrained as run
-
-    plan = ConstrainedPlan(
-        shapes=shapes or ("25m", "128k"),
-        models=str(models or ""),
-        http=http,
-        peers=tuple(server_target(text, "chat") for text in urls),
-        options=with_settings(ConstrainedOptions(work=work) if work else ConstrainedOptions(), settings),
-        **others,
-    )
-    finish(stoppable.run(run(plan, show_progress)), out, None, ranges)
-
-
-@bench.command()
 @click.argument("first", type=REPORT_FILE)
 @click.argument("second", type=REPORT_FILE)
 @click.option(
@@ -261,46 +176,6 @@ def model(shape: str, out: Path, bits: str | None, seed: int) -> None:
     parameters = make_model(shape, SHAPES[shape], out, bits=int(bits) if bits else None, seed=seed)
     show_progress(f"{parameters:,} random weights in {out}")
     click.echo(out)
-
-
-@bench.command()
-@click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False), default=Path("benchmarks"), show_default=True
-)
-@click.option(
-    "--models", type=click.Path(path_type=Path, file_okay=False), help="Keep the random models here."
-)
-@click.option(
-    "--model", "names", multiple=True, default=("8b", "8b-4bit", "0.5b"), show_default=True, metavar="NAME"
-)
-@click.option("--mlx-lm/--no-mlx-lm", default=True, show_default=True, help="Also through mlx_lm.server.")
-@click.option(
-    "--streams", "streams", type=int, multiple=True, default=(1, 8, 32, 64), show_default=True, metavar="N"
-)
-@click.option("--requests", "requests_per_stream", default=3, show_default=True, help="For each stream.")
-@click.option("--rounds", default=1, show_default=True)
-@seed_option
-@click.option("--quick", is_flag=True, help="Few streams and requests, to see that everything works.")
-def gpu(out: Path, models: Path | None, names: tuple[str, ...], quick: bool, **others: Any) -> None:
-    """Measure a GPU: throughput against the bare generator, first requests, long prompts.
-
-    About three minutes for each model. The 8B shape needs 40 GB on the device.
-    """
-    import tempfile
-    from functools import partial
-
-    from zmqengine.bench import stoppable
-    from zmqengine.bench.gpu import GpuPlan, measure_on_gpu
-    from zmqengine.bench.models.random_model import model_directory_of
-    from zmqengine.bench.reports.report import save
-
-    less: dict[str, Any] = {"streams": (1, 2), "slots": 2, "requests_per_stream": 2} if quick else {}
-    with tempfile.TemporaryDirectory(prefix="zmqengine-bench-models-") as scratch:
-        for name in names:
-            directory = model_directory_of(name, models or Path(scratch))
-            plan = GpuPlan(model=str(directory), **{**others, **less})
-            keep = partial(save, path=out / f"gpu-{name}.json")
-            finish(stoppable.run(measure_on_gpu(plan, show_progress, keep)), None, None, False)
 
 
 def finish(report: BenchReport, out: Path | None, picture: Path | None, ranges: bool) -> None:

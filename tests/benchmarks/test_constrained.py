@@ -1,4 +1,4 @@
-"""`bench constrained` in small: a real worker, free and constrained requests in turn."""
+"""`benchmarks.constrained` in small: a real worker, free and constrained requests in turn."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import asyncio
 
 import pytest
 
-from zmqengine.bench.constrained import (
+from benchmarks.constrained import (
     FREE,
     HOSTILE,
     NEW,
     SEEN,
+    ConstrainedOptions,
     ConstrainedPlan,
     constrained,
 )
-from zmqengine.bench.options import ConstrainedOptions
 from zmqengine.bench.reports.report import BenchReport, Rounds, errors_of
 from zmqengine.bench.reports.tables import tables_of
 

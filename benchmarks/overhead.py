@@ -1,4 +1,4 @@
-"""`bench overhead`: the cost that worker, wire and client add to mlx-lm's generator.
+"""`python -m benchmarks.overhead`: the cost that worker, wire and client add to mlx-lm's generator.
 
 Interleaved in one run: the bare generator in a process of its own, our worker read by one client process and by
 several, optionally our HTTP front-ends and `mlx_lm.server`. Same prompts and lengths, the same BLAS on one thread.
@@ -8,9 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import click
 import msgspec
 
+from benchmarks.bare_process import BareProcess
+from zmqengine.bench import stoppable
+from zmqengine.bench.arguments import with_settings
 from zmqengine.bench.load.load_process import LoadJob
 from zmqengine.bench.load.loops import closed_loop, streams_in_flight
 from zmqengine.bench.load.measures import Measures, spread, summarise, ttft_ms
@@ -18,20 +24,72 @@ from zmqengine.bench.load.processes import run_together
 from zmqengine.bench.load.prompts import Prompts, prompts_for, vocabulary_of_file
 from zmqengine.bench.load.worker_numbers import WorkerNumbers, figures
 from zmqengine.bench.models.model_facts import model_directory, model_facts
-from zmqengine.bench.options import Case, OverheadOptions
 from zmqengine.bench.reports import machine
 from zmqengine.bench.reports.report import BenchReport, Cell, TargetFacts
 from zmqengine.bench.reports.target_facts import target_facts
 from zmqengine.bench.servers.bare_generator import BareJob
-from zmqengine.bench.servers.bare_process import BareProcess
 from zmqengine.bench.servers.started import StartPlan, started
 from zmqengine.bench.targets.records import RequestSpec
 from zmqengine.bench.targets.server_usage import ServerUsage
 from zmqengine.bench.targets.target import TargetError, TargetSpec
 from zmqengine.bench.targets.target_sessions import open_session
+from zmqengine.cli.commands.bench import (
+    finish,
+    out_option,
+    plot_option,
+    ranges_option,
+    seed_option,
+    show_progress,
+)
 
 BARE = "bare generator"
 Progress = Callable[[str], None]
+
+
+class Case(NamedTuple):
+    """A closed loop of `streams` over `requests`, shared by `processes` clients."""
+
+    name: str
+    streams: int
+    processes: int
+    requests: int
+    max_tokens: int
+
+
+class OverheadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sizes. `processes` clients share the largest number of streams, unless it is 1.
+
+    `burst` requests are sent at once, in a case of their own; 0 leaves it out.
+    """
+
+    streams: tuple[int, ...] = (1, 8, 32)
+    processes: int = 4
+    prompt_tokens: int = 64
+    max_tokens: int = 64
+    requests_min: int = 16
+    requests_per_stream: int = 8
+    burst: int = 0
+    burst_max_tokens: int = 16
+    arrivals: int = 8
+    idle_s: float = 10.0
+    timeout_s: float = 120.0
+
+    @property
+    def cases(self) -> list[Case]:
+        """Cases by number of streams; the largest again, shared by several clients; the burst."""
+        cases = [self.case(streams, 1) for streams in self.streams]
+        if self.processes > 1:
+            cases.append(self.case(max(self.streams), self.processes))
+        if self.burst:
+            cases.append(Case(f"{self.burst} at once", self.burst, 1, self.burst, self.burst_max_tokens))
+        return cases
+
+    def case(self, streams: int, processes: int) -> Case:
+        name = f"{streams} stream{'s' if streams > 1 else ''}"
+        if processes > 1:
+            name += f", {processes} clients"
+        count = max(self.requests_min, streams * self.requests_per_stream)
+        return Case(name, streams, processes, count, self.max_tokens)
 
 
 class OverheadPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -250,3 +308,30 @@ class OverheadRunner:
             round=0,
             measures={"idle_cpu_percent": used_s / self._options.idle_s * 100},
         )
+
+
+@click.command()
+@click.option("--model", default="pico", show_default=True, help="pico or a directory.")
+@click.option("--http", type=int, default=0, help="Also through this many HTTP front-ends.")
+@click.option("--mlx-lm", is_flag=True, help="Also through mlx_lm.server.")
+@click.option("--rounds", default=5, show_default=True)
+@click.option("--set", "settings", multiple=True, metavar="NAME=JSON", help="A size: streams=[1,32].")
+@seed_option
+@out_option
+@plot_option
+@ranges_option
+def main(
+    settings: tuple[str, ...],
+    out: Path | None,
+    picture: Path | None,
+    ranges: bool,
+    **others: Any,
+) -> None:
+    """Measure the cost that worker, wire and client add to mlx-lm's own generator."""
+    options = with_settings(OverheadOptions(), settings)
+    plan = OverheadPlan(options=options, **others)
+    finish(stoppable.run(overhead(plan, show_progress)), out, picture, ranges)
+
+
+if __name__ == "__main__":
+    main()

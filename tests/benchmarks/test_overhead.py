@@ -1,4 +1,4 @@
-"""`bench overhead` in small, on the bundled model: the bare generator, a real worker, real client processes."""
+"""`benchmarks.overhead` in small, on the bundled model: the bare generator, a real worker, real client processes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from zmqengine.bench.options import OverheadOptions
-from zmqengine.bench.overhead import BARE, OverheadPlan, overhead
+from benchmarks.overhead import BARE, OverheadOptions, OverheadPlan, overhead
 from zmqengine.bench.reports.report import BenchReport, Rounds, errors_of
 
 OPTIONS = OverheadOptions(

@@ -1,4 +1,4 @@
-"""`bench constrained`: the cost of output constraints.
+"""`python -m benchmarks.constrained`: the cost of output constraints.
 
 Unconstrained and constrained requests alternate on one worker, with the same prompts and lengths. The schema is that
 of a planning tool of agents; under it a model of random weights never ends, so every answer has exactly the requested
@@ -14,15 +14,19 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
+import click
 import msgspec
 
+from zmqengine.bench import stoppable
+from zmqengine.bench.arguments import server_target, with_settings
 from zmqengine.bench.load.loops import closed_loop, collector_off, streams_in_flight
 from zmqengine.bench.load.measures import Measures, longest_silence_ms, spread, summarise, ttft_ms
 from zmqengine.bench.load.prompts import Prompts, prompts_for, vocabulary_of_file
 from zmqengine.bench.models.model_facts import model_facts
+from zmqengine.bench.models.model_shapes import SHAPES
 from zmqengine.bench.models.random_model import model_directory_of
-from zmqengine.bench.options import ConstrainedOptions
 from zmqengine.bench.reports import machine
 from zmqengine.bench.reports.report import BenchReport, Cell, TargetFacts
 from zmqengine.bench.reports.target_facts import target_facts
@@ -31,6 +35,7 @@ from zmqengine.bench.targets.records import RequestSpec
 from zmqengine.bench.targets.server_usage import ServerUsage
 from zmqengine.bench.targets.target import TargetError, TargetSession, TargetSpec
 from zmqengine.bench.targets.target_sessions import open_session
+from zmqengine.cli.commands.bench import finish, out_option, ranges_option, seed_option, show_progress
 from zmqengine.protocol.messages import Constraint
 
 FREE, SEEN, NEW = "free", "constrained", "new schema"
@@ -66,6 +71,27 @@ HOSTILE: dict[str, Constraint] = {
         "json_schema", json.dumps({"enum": [f"value {number} of many" for number in range(10_000)]})
     ),
 }
+
+
+CONSTRAINED_WORK = ("all rows", "half of the rows", "first token", "hostile")
+
+
+class ConstrainedOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Work and sizes.
+
+    `firsts` requests of each kind are timed; each hostile constraint is sent `hostiles` times.
+    """
+
+    work: tuple[str, ...] = CONSTRAINED_WORK
+    rows: int = 32
+    requests_per_row: int = 2
+    prompt_tokens: int = 64
+    max_tokens: int = 128
+    firsts: int = 20
+    hostiles: int = 5
+    honest_tokens: int = 8000
+    http_rows: int = 8
+    timeout_s: float = 180.0
 
 
 class ConstrainedPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -282,3 +308,51 @@ async def json_mode(
 def _must_be_whole(errors: Sequence[str]) -> None:
     if failed := next(filter(None, errors), ""):
         raise TargetError(failed)
+
+
+@click.command()
+@click.option(
+    "--models", type=click.Path(path_type=Path, file_okay=False), help="Keep the random models here."
+)
+@click.option(
+    "--shape", "shapes", multiple=True, type=click.Choice(tuple(SHAPES)), help="[default: 25m and 128k]"
+)
+@click.option("--work", multiple=True, type=click.Choice(CONSTRAINED_WORK), help="[default: everything]")
+@click.option("--http", is_flag=True, help="Also through our HTTP front-end.")
+@click.option(
+    "--url",
+    "urls",
+    multiple=True,
+    metavar="[LABEL=]URL[#MODEL]",
+    help="A server that serves the first model and has a JSON mode.",
+)
+@click.option("--rounds", default=5, show_default=True)
+@click.option("--set", "settings", multiple=True, metavar="NAME=JSON", help="A size: rows=16.")
+@seed_option
+@out_option
+@ranges_option
+def main(
+    models: Path | None,
+    shapes: tuple[str, ...],
+    work: tuple[str, ...],
+    http: bool,
+    urls: tuple[str, ...],
+    settings: tuple[str, ...],
+    out: Path | None,
+    ranges: bool,
+    **others: Any,
+) -> None:
+    """Measure the cost of a schema: on all rows, on some rows, on the first token, and of hostile schemas."""
+    plan = ConstrainedPlan(
+        shapes=shapes or ("25m", "128k"),
+        models=str(models or ""),
+        http=http,
+        peers=tuple(server_target(text, "chat") for text in urls),
+        options=with_settings(ConstrainedOptions(work=work) if work else ConstrainedOptions(), settings),
+        **others,
+    )
+    finish(stoppable.run(constrained(plan, show_progress)), out, None, ranges)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""What `bench gpu` asks of a worker; its figures are for a GPU, the way there is the same everywhere."""
+"""What `benchmarks.gpu` asks of a worker; its figures are for a GPU, the way there is the same everywhere."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from zmqengine.bench import gpu
+from benchmarks import gpu
+from benchmarks.bare_process import BareProcess
 from zmqengine.bench.load.prompts import prompts_for, vocabulary_of_file
 from zmqengine.bench.reports import machine
-from zmqengine.bench.servers.bare_process import BareProcess
 from zmqengine.bench.targets.target import TargetError, TargetSpec
 from zmqengine.engine.fake.fake_tokenizer import fake_tokenizer_json
 from zmqengine.testing import FakeWorker

@@ -1,4 +1,4 @@
-"""`zmqengine bench gpu`: throughput and latency on a GPU, one model after the other.
+"""`python -m benchmarks.gpu`: throughput and latency on a GPU, one model after the other.
 
 For each model: the worker, an HTTP front-end and `mlx_lm.server` against mlx-lm's own generator on the same work; the
 first requests after the start; a long prompt beside streams. Models have random weights of common shapes. Each run
@@ -8,26 +8,33 @@ writes `gpu-MODEL.json`.
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
+import click
 import msgspec
 
+from benchmarks.bare_process import BareProcess
+from benchmarks.overhead import BARE, OverheadOptions, OverheadRunner, group
+from zmqengine.bench import stoppable
 from zmqengine.bench.load.measures import Measures, ttft_ms
 from zmqengine.bench.load.prompts import Prompts, prompts_for, vocabulary_of_file
 from zmqengine.bench.models.model_facts import model_facts
-from zmqengine.bench.options import OverheadOptions, ScenarioOptions
-from zmqengine.bench.overhead import BARE, OverheadRunner, group
+from zmqengine.bench.models.random_model import model_directory_of
+from zmqengine.bench.options import ScenarioOptions
 from zmqengine.bench.reports import machine
-from zmqengine.bench.reports.report import BenchReport, Cell, TargetFacts
+from zmqengine.bench.reports.report import BenchReport, Cell, TargetFacts, save
 from zmqengine.bench.reports.target_facts import target_facts
 from zmqengine.bench.rounds import Runner
 from zmqengine.bench.scenarios import scenario_named
-from zmqengine.bench.servers.bare_process import BareProcess
 from zmqengine.bench.servers.started import StartPlan, started
 from zmqengine.bench.targets.target import TargetError, TargetSpec
 from zmqengine.bench.targets.target_sessions import open_session
+from zmqengine.cli.commands.bench import finish, seed_option, show_progress
 
 Progress = Callable[[str], None]
 
@@ -169,3 +176,39 @@ async def first_requests(worker: TargetSpec, prompts: Prompts) -> Cell:
         **{name: mhz for name, mhz in clocks.items() if mhz is not None},
     }
     return msgspec.structs.replace(cell, measures=measures)
+
+
+@click.command()
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), default=Path("benchmarks"), show_default=True
+)
+@click.option(
+    "--models", type=click.Path(path_type=Path, file_okay=False), help="Keep the random models here."
+)
+@click.option(
+    "--model", "names", multiple=True, default=("8b", "8b-4bit", "0.5b"), show_default=True, metavar="NAME"
+)
+@click.option("--mlx-lm/--no-mlx-lm", default=True, show_default=True, help="Also through mlx_lm.server.")
+@click.option(
+    "--streams", "streams", type=int, multiple=True, default=(1, 8, 32, 64), show_default=True, metavar="N"
+)
+@click.option("--requests", "requests_per_stream", default=3, show_default=True, help="For each stream.")
+@click.option("--rounds", default=1, show_default=True)
+@seed_option
+@click.option("--quick", is_flag=True, help="Few streams and requests, to see that everything works.")
+def main(out: Path, models: Path | None, names: tuple[str, ...], quick: bool, **others: Any) -> None:
+    """Measure a GPU: throughput against the bare generator, first requests, long prompts.
+
+    About three minutes for each model. The 8B shape needs 40 GB on the device.
+    """
+    less: dict[str, Any] = {"streams": (1, 2), "slots": 2, "requests_per_stream": 2} if quick else {}
+    with tempfile.TemporaryDirectory(prefix="zmqengine-bench-models-") as scratch:
+        for name in names:
+            directory = model_directory_of(name, models or Path(scratch))
+            plan = GpuPlan(model=str(directory), **{**others, **less})
+            keep = partial(save, path=out / f"gpu-{name}.json")
+            finish(stoppable.run(measure_on_gpu(plan, show_progress, keep)), None, None, False)
+
+
+if __name__ == "__main__":
+    main()
