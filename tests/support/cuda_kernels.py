@@ -444,9 +444,9 @@ def delta_heads(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]])
     keys, channels = key_heads * key_dim, conv.shape[0]
     gates_begin = channels + value_heads * value_dim
     heads, gates = mx.full(shapes[0], float("nan"), facts["T"]), mx.full(shapes[1], float("nan"))
-    for slot, work, commit, rows in recurrent_rows(product, kept, places):
+    for slot, work, commit, is_first, rows in recurrent_rows(product, kept, places):
         window = slots_around(windows, slot)
-        before = mx.array(window[slot : slot + 1])
+        before = mx.zeros_like(windows) if is_first else mx.array(window[slot : slot + 1])
         mixed, _ = recurrent.convolved(before, rows[:, :, :channels], conv, is_activated=True)
         window[slot] = memory(mx.concatenate([before, rows[:, :commit, :channels]], axis=1))[0, commit:]
         q, k, v = mx.split(mixed, [keys, 2 * keys], axis=-1)
@@ -465,9 +465,9 @@ def delta_rule(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) 
     key_heads, value_heads, key_dim, value_dim = (facts[name] for name in ("KH", "VH", "DK", "DV"))
     keys, channels = key_heads * key_dim, heads.shape[1]
     outputs = mx.zeros(shapes[0], facts["T"])
-    for slot, begin, count, _, kept_count, work, commit, _ in pieces_of(places):
+    for slot, begin, count, _, kept_count, work, commit, is_first in pieces_of(places):
         state = slots_around(states, slot)
-        now, found = mx.array(state[slot : slot + 1]), []
+        now, found = mx.zeros_like(states) if is_first else mx.array(state[slot : slot + 1]), []
         for start, end in ((0, commit), (commit, kept_count + count)):
             own = slice(work + start, work + end)
             if start < end:
@@ -491,10 +491,10 @@ def short_conv(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) 
     """short_conv.cu"""
     product, kept, places, _, conv, bias, windows = inputs
     outputs = mx.zeros(shapes[0], facts["T"])
-    for slot, begin, count, _, kept_count, _, commit, _ in pieces_of(places):
-        (rows,) = (one for other, _, _, one in recurrent_rows(product, kept, places) if other == slot)
+    for slot, begin, count, _, kept_count, _, commit, is_first in pieces_of(places):
+        (rows,) = (rows for other, _, _, _, rows in recurrent_rows(product, kept, places) if other == slot)
         window = slots_around(windows, slot)
-        before = mx.array(window[slot : slot + 1])
+        before = mx.zeros_like(windows) if is_first else mx.array(window[slot : slot + 1])
         added = bias if facts["BIAS"] else None
         found, _ = recurrent.short_conv(rows, before, conv, added)
         _, after = recurrent.short_conv(rows, before, conv, added, mx.array([commit]))
@@ -511,19 +511,20 @@ def pieces_of(places: mx.array) -> list[list[int]]:
 
 def recurrent_rows(
     product: mx.array, kept: mx.array, places: mx.array
-) -> list[tuple[int, int, int, mx.array]]:
-    """Slot, work row, commit and rows [1, tokens, outputs] of each piece."""
+) -> list[tuple[int, int, int, int, mx.array]]:
+    """Slot, work row, commit, whether it is the first one of its row, and rows [1, tokens, outputs] of each piece."""
     return [
         (
             slot,
             work,
             commit,
+            is_first,
             mx.concatenate(
                 [kept[None, kept_begin : kept_begin + kept_count], product[None, begin : begin + count]],
                 axis=1,
             ),
         )
-        for slot, begin, count, kept_begin, kept_count, work, commit, _ in pieces_of(places)
+        for slot, begin, count, kept_begin, kept_count, work, commit, is_first in pieces_of(places)
     ]
 
 

@@ -20,8 +20,9 @@ few_rows.cu              a product whose text begins with the rows (few_rows_all
                          few_rows_begin.cu, and has the weights (few_rows_plain.cu, few_rows_packed.cu) before it
 between_products.py      norms and rotations between them: residual_norm.cu, and rotary_heads.cu, which writes keys and
                          values into slots
-recurrence.py            recurrent layers over slots: delta_heads.cu and delta_rule.cu for the gated delta rule,
-                         short_conv.cu; recurrent_piece.cuh says which tokens a row has
+slot_recurrence.py       recurrent layers of a step over the states of all rows, drafts and what is accepted of them
+recurrence.py            its kernels: delta_heads.cu and delta_rule.cu for the gated delta rule, and short_conv.cu;
+                         recurrent_piece.cuh says which tokens a row has
 tensor_cores.cuh         instructions that every device with bfloat16 tensor cores has: products, copies, conversions;
                          those of copies in groups are in copies_ahead.cuh
 """

@@ -17,15 +17,18 @@ from zmqengine.engine.cuda import (
     plain_products,
     quantised_products,
     slot_attention,
+    slot_recurrence,
     slot_storage,
 )
 from zmqengine.engine.cuda.slot_attention import CudaAttention
+from zmqengine.engine.cuda.slot_recurrence import CudaRecurrence
 from zmqengine.engine.cuda.slot_storage import CudaStorage
 from zmqengine.engine.kv.slots import MlxStorage, SlotStorage
 from zmqengine.engine.models.attention import SlotAttention
 from zmqengine.engine.models.few_sizes import few_sizes
 from zmqengine.engine.models.layers import Experts, HeadShape, Linear, Norm
 from zmqengine.engine.models.ops import QKV, PlainOps, Product, multiply_dequantised, product
+from zmqengine.engine.models.slot_recurrence import RecurrentMixer, SlotRecurrence
 
 QUANTISED_ROWS_MAX = 7
 """Maximum rows for MLX's product with quantised weights: for more it compiles a kernel a size, up to half a minute
@@ -87,6 +90,10 @@ class CudaOps(PlainOps):
             slot_storage.supports(each.dtype, each.dim) for each in heads
         )
         return CudaAttention(heads, caches) if self._attends else super().attention(heads, caches)
+
+    def recurrence(self, mixers: Sequence[RecurrentMixer]) -> SlotRecurrence:
+        """See `Ops`. For layers without a kernel, MLX's."""
+        return CudaRecurrence(mixers) if slot_recurrence.supports(mixers) else super().recurrence(mixers)
 
     def storage(self) -> SlotStorage:
         """See `Ops`."""

@@ -1,7 +1,7 @@
 // Queries, keys and values of the delta rule, and its gates, out of a layer's joined product, whose rows have queries,
 // keys and values, z, b and a: convolution, silu, and queries and keys normalised. A warp takes a head of TILE tokens of a
 // piece, or all gates of these. That of the first tokens alone reads the window of its channels, and writes it. Rounded
-// to T wherever separate kernels would.
+// to T wherever separate kernels would; S is the type of a sum with `dt_bias`.
   constexpr int HEADS = 2 * KH + VH + 1, KEYS = KH * DK, CHANNELS = 2 * KEYS + VH * DV, PAST = K - 1;
   constexpr int EACH = (DK > DV ? DK : DV) / 32;
   static_assert(PAST <= TILE);
@@ -19,8 +19,8 @@
     for (int at = lane; at < (end - first) * VH; at += 32) {
       const int i = first + at / VH, h = at % VH;
       const T* from = row_of(i) + CHANNELS + VH * DV + h;
-      const float step = as<T>(wide(from[VH]) + wide(dt_bias[h]));
-      const float softplus = as<T>(fmaxf(step, 0.f) + log1pf(expf(-fabsf(step))));
+      const float step = as<S>(wide(from[VH]) + wide(dt_bias[h]));
+      const float softplus = as<S>(fmaxf(step, 0.f) + log1pf(expf(-fabsf(step))));
       float* to = gates + 2 * ((long long)(piece.work + i) * VH + h);
       to[0] = expf(-expf(a_log[h]) * softplus);
       to[1] = as<T>(1.f / (1.f + expf(-wide(from[0]))));
@@ -30,7 +30,10 @@
   const bool is_key = head < 2 * KH;
   const int dim = is_key ? DK : DV, channel = is_key ? head * DK : 2 * KEYS + (head - 2 * KH) * DV;
   T* window = const_cast<T*>(windows) + (long long)piece.slot * PAST * CHANNELS + channel;
-  auto input = [&](int i, int d) { return i < 0 ? window[(PAST + i) * CHANNELS + d] : row_of(i)[channel + d]; };
+  auto input = [&](int i, int d) {
+    if (i >= 0) return row_of(i)[channel + d];
+    return piece.is_first ? static_cast<T>(0.f) : window[(PAST + i) * CHANNELS + d];
+  };
   float weights[EACH][K], inputs[EACH][K];
 #pragma unroll
   for (int e = 0; e < EACH; e++) {

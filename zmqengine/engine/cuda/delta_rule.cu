@@ -19,7 +19,7 @@
       (((long long)piece.slot * VH + head) * DV + begin + row) * FOURS + lane;
   Four state[EACH];
 #pragma unroll
-  for (int e = 0; e < EACH; e++) state[e] = stored[e * LANES];
+  for (int e = 0; e < EACH; e++) state[e] = piece.is_first ? Four{} : stored[e * LANES];
   const int total = piece.kept_count + piece.count;
   for (int first = 0; first < total; first += TILE) {
     const int tokens = min(TILE, total - first);
@@ -83,7 +83,7 @@
         const float by = rsqrtf(squares / DV + __int_as_float(EPS));
         const T* gate = product + (piece.begin + i) * product_strides[0] + CHANNELS + head * DV;
         for (int d = threadIdx.x & 31; d < DV; d += 32) {
-          const float normed = as<T>(wide(norm[d]) * as<T>(y[d] * by)), z = wide(gate[d]);
+          const float normed = as<W>(wide(norm[d]) * as<W>(y[d] * by)), z = wide(gate[d]);
           outputs[(long long)i * VH * DV + d] = static_cast<T>(z / (1.f + expf(-z)) * normed);
         }
       }

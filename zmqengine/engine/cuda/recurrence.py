@@ -1,11 +1,8 @@
-"""Recurrent layers on CUDA: two kernels for all rows of a step, one for a short convolution.
+"""Kernels of recurrent layers: two for the delta rule, one for a short convolution, for all pieces of a step.
 
 Windows and states are arrays of slots, read and written in place: MLX does not know of the write, so that a computation
 that reads them must be started after one that reads the outputs. Rows in decode, verify blocks and prompts of unlike
 lengths share the kernels. The arithmetic is that of models/recurrence.py.
-
-A verify block leaves the slot as it was. The product that it was computed from is kept, and its accepted tokens are
-computed again before the row's next ones, so that rollback is no call.
 """
 
 from __future__ import annotations
@@ -13,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -40,57 +37,75 @@ _PROMPT_VALUES = 32
 # Numbers of a row of the state that a thread has: for few tokens, and for many, where it waits for itself.
 _STEP_NUMBERS, _PROMPT_NUMBERS = 32, 16
 _DIMS = (64, 128, 256)
+_DTYPES = (mx.bfloat16, mx.float16, mx.float32)
 
 
 @dataclass(frozen=True, slots=True)
 class RecurrentPiece:
-    """The next `count` tokens of a row in `slot`, behind `kept_count` accepted ones of its verify block.
+    """The next tokens of a row in `slot`, `count` of the step, behind `kept_count` accepted ones of its verify block.
 
-    Those are rows `kept_begin` on of the product of that step. `is_draft`: a verify block, which leaves the slot behind
-    the kept ones.
+    Those are rows `kept_begin` on of the product of that step. `is_first`: the slot has nothing of the row yet.
+    `is_draft`: a verify block, which leaves the slot behind the kept ones.
     """
 
     slot: int
     count: int
     kept_begin: int = 0
     kept_count: int = 0
+    is_first: bool = False
     is_draft: bool = False
 
 
-class RecurrentLayout(NamedTuple):
-    """A step: `kind` is what traces are made for besides shapes; `shared`: arrays that every layer takes."""
+def tables(
+    pieces: Sequence[RecurrentPiece], tokens: int, kept_rows: int
+) -> tuple[tuple[int, bool], list[mx.array]]:
+    """A step as the kernels take it: numbers that they are launched for, and two tables.
 
-    kind: tuple[int, bool]
-    shared: list[mx.array]
-
-
-def layout(pieces: Sequence[RecurrentPiece], tokens: int) -> RecurrentLayout:
-    """The layout of a step whose flat tokens are those of these pieces, in order, padded to `tokens`."""
+    Its flat tokens are those of these pieces, in order, padded to `tokens`. `kept_rows`: rows of the product with the
+    kept tokens.
+    """
     padding = tokens - sum(piece.count for piece in pieces)
     places, tiles = [], []
     begin = work = 0
     for number, piece in enumerate([*pieces, RecurrentPiece(-1, padding)]):
         total = piece.kept_count + piece.count
         commit = piece.kept_count if piece.is_draft else total
-        places.append((piece.slot, begin, piece.count, piece.kept_begin, piece.kept_count, work, commit, 0))
+        kept = piece.kept_begin, piece.kept_count
+        places.append((piece.slot, begin, piece.count, *kept, work, commit, int(piece.is_first)))
         tiles += [(number, first) for first in range(0, total, _TILE)]
         begin, work = begin + piece.count, work + total
-    # A trace is for one size: pieces without tokens, and tiles of these.
-    places += [(-1, 0, 0, 0, 0, 0, 0, 0)] * (few_sizes(len(places)) - len(places))
-    tiles += [(len(pieces), padding)] * (few_sizes(len(tiles)) - len(tiles))
+    is_long = any(piece.kept_count + piece.count > 2 * STEPS_MAX for piece in pieces)
+    # A trace is for one size: places without tokens, and tiles of these. Any number of rows in decode has the same.
+    size = len(places) if is_long else max(len(places), tokens + 1)
+    places += [(-1, 0, 0, 0, 0, 0, 0, 0)] * (few_sizes(size) - len(places))
+    work = tokens + kept_rows
+    tiles += [(len(pieces), padding)] * (work // _TILE + len(places) - len(tiles))
     table = resident(mx.array(np.concatenate([np.ravel(places), np.ravel(tiles)]).astype(np.int32)))
     end = len(places) * _PIECE
-    is_long = any(piece.count + piece.kept_count > 2 * STEPS_MAX for piece in pieces)
-    return RecurrentLayout((few_sizes(work), is_long), [table[:end], table[end:]])
+    return (work, is_long), [table[:end], table[end:]]
 
 
-def supports(shape: DeltaShape) -> bool:
+def supports_delta(shape: DeltaShape, weights: DeltaWeights) -> bool:
     """Whether the kernels support these heads."""
+    wide = (shape.dtype, mx.float32)
     return (
-        shape.dtype in (mx.bfloat16, mx.float16, mx.float32)
+        shape.dtype in _DTYPES
         and shape.key_dim in _DIMS
         and shape.value_dim in _DIMS
         and 2 <= shape.kernel <= _TILE
+        and weights.conv.dtype == shape.dtype
+        and weights.a_log.dtype == mx.float32
+        and weights.dt_bias.dtype in wide
+        and weights.norm.dtype in wide
+    )
+
+
+def supports_convolution(weight: mx.array, bias: mx.array | None) -> bool:
+    """Whether the kernel supports a short convolution."""
+    return (
+        weight.dtype in _DTYPES
+        and 2 <= weight.shape[1] <= _TILE
+        and (bias is None or bias.dtype == weight.dtype)
     )
 
 
@@ -109,11 +124,11 @@ def delta_layer(
 
     `kept`: the product of the step before, or any, if no piece has kept tokens. `windows`
     [slots, kernel - 1, channels] and `states` [slots, value_heads, value_dim, key_dim], or their first slots in the
-    memory of all, are written in place. `places`, `tiles`: those of the layout.
+    memory of all, are written in place. `kind`, `places` and `tiles` are those of `tables`.
     """
     work, is_long = kind
     warps = tiles.size // _TILE_NUMBERS * (2 * shape.key_heads + shape.value_heads + 1)
-    heads, gates = _heads_kernel(shape)(
+    heads, gates = _heads_kernel(shape, weights.dt_bias.dtype)(
         inputs=[product, kept, places, tiles, weights.conv, weights.a_log, weights.dt_bias, windows],
         grid=(-(-warps // _WARPS) * _WARPS * _LANES, 1, 1),
         threadgroup=(_WARPS * _LANES, 1, 1),
@@ -121,7 +136,7 @@ def delta_layer(
     )
     values, lanes = _rule_block(shape, is_long=is_long)
     threads, parts = values * lanes, shape.value_dim // values
-    (outputs,) = _rule_kernel(shape, weights.eps, is_long)(
+    (outputs,) = _rule_kernel(shape, weights.norm.dtype, weights.eps, is_long)(
         inputs=[heads, gates, product, places, weights.norm, states],
         grid=(places.size // _PIECE * threads, shape.value_heads, parts),
         threadgroup=(threads, 1, 1),
@@ -171,7 +186,7 @@ def _rule_block(shape: DeltaShape, *, is_long: bool) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=16)
-def _heads_kernel(shape: DeltaShape) -> Variant:
+def _heads_kernel(shape: DeltaShape, dt_bias: mx.Dtype) -> Variant:
     kernel = Kernel(
         name="delta_heads",
         input_names=["product", "kept", "places", "tiles", "conv", "a_log", "dt_bias", "windows"],
@@ -183,6 +198,7 @@ def _heads_kernel(shape: DeltaShape) -> Variant:
     scale = float(shape.key_dim**-0.5)
     template = [
         *_template(shape),
+        ("S", dt_bias),
         ("K", shape.kernel),
         ("TILE", _TILE),
         ("WARPS", _WARPS),
@@ -190,12 +206,12 @@ def _heads_kernel(shape: DeltaShape) -> Variant:
         ("EPS", bits_of(KEY_EPS * scale**2)),
     ]
     dtype = shape.dtype
-    inputs = [dtype, dtype, mx.int32, mx.int32, dtype, mx.float32, dtype, dtype]
+    inputs = [dtype, dtype, mx.int32, mx.int32, dtype, mx.float32, dt_bias, dtype]
     return kernel.variant(template, inputs, [dtype, mx.float32])
 
 
 @lru_cache(maxsize=16)
-def _rule_kernel(shape: DeltaShape, eps: float, is_long: bool) -> Variant:
+def _rule_kernel(shape: DeltaShape, norm: mx.Dtype, eps: float, is_long: bool) -> Variant:
     values, lanes = _rule_block(shape, is_long=is_long)
     kernel = Kernel(
         name="delta_rule",
@@ -208,13 +224,14 @@ def _rule_kernel(shape: DeltaShape, eps: float, is_long: bool) -> Variant:
     tile = min(_STAGED_MAX, _STAGED_NUMBERS // (2 * shape.key_dim + values))
     template = [
         *_template(shape),
+        ("W", norm),
         ("VALUES", values),
         ("LANES", lanes),
         ("TILE", tile),
         ("EPS", bits_of(eps)),
     ]
     dtype = shape.dtype
-    inputs = [dtype, mx.float32, dtype, mx.int32, dtype, mx.float32]
+    inputs = [dtype, mx.float32, dtype, mx.int32, norm, mx.float32]
     return kernel.variant(template, inputs, [dtype])
 
 

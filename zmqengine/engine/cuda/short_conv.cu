@@ -17,7 +17,8 @@
                                            : product + (piece.begin + i - piece.kept_count) * product_strides[0]);
   };
   auto input = [&](int i) {
-    return i < 0 ? window[(PAST + i) * N] : static_cast<T>(wide(row_of(i)[0]) * wide(row_of(i)[2 * N]));
+    if (i >= 0) return static_cast<T>(wide(row_of(i)[0]) * wide(row_of(i)[2 * N]));
+    return piece.is_first ? static_cast<T>(0.f) : window[(PAST + i) * N];
   };
   float weights[K], inputs[K];
 #pragma unroll

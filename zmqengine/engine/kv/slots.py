@@ -173,6 +173,8 @@ class StatePool:
         self.layers = layers
         self.arrays: list[list[Any]] = []
         self.block: HeldBlock | None = None
+        self.views: Any = None
+        """What a back-end derives from the arrays; None once they are replaced."""
         self.slot_bytes = sum(each.byte_count for layer in layers for each in layer)
         self._taken: list[bool] = []
 
@@ -202,7 +204,7 @@ class StatePool:
         if self.block is not None:
             self.block.drop(index)
         if not any(self._taken):
-            self._taken, self.arrays, self.block = [], [], None
+            self._taken, self.arrays, self.block, self.views = [], [], None, None
 
     def settle(self) -> None:
         """Bring all states up to the accepted tokens of the last verify block."""
@@ -213,13 +215,14 @@ class StatePool:
     def copy(self, index: int) -> list[mx.array]:
         """Copies of the states of a row, [1, ...], after its accepted tokens."""
         held = None if self.block is None else self.block.state_of(index)
-        arrays = (
-            [array[index : index + 1] for layer in self.arrays for array in layer] if held is None else held
-        )
-        return [mx.contiguous(array) for array in arrays]
+        if held is not None:
+            return held
+        # A look-up, since MLX makes a slice of most of an array without a copy, and kernels may write into that.
+        return [array[mx.array([index])] for layer in self.arrays for array in layer]
 
     def restore(self, index: int, arrays: Sequence[Any]) -> None:
         """Set the states of a row."""
+        self.views = None
         states = iter(arrays)
         for layer in self.arrays:
             for array in layer:
@@ -228,6 +231,7 @@ class StatePool:
     def _grow(self) -> None:
         """Add half as many slots again."""
         self.settle()
+        self.views = None
         more = max(1, self.rows // 2)
         fresh = [[mx.zeros((more, *each.shape), each.dtype) for each in layer] for layer in self.layers]
         if self.arrays:

@@ -87,6 +87,8 @@ class Mixing:
         if not self._is_replayed:
             return [self.mix(layout, layer, inputs)]
         of, number = self._of(layout, layer), self._numbers[layer]
+        if of is layout.recurrence:
+            of.hold(*inputs)
         return [*inputs, *of.shared, *of.layers[number]]
 
     def mix_replayed(self, kind: Any, mixer: Mixer, behind: Sequence[Any]) -> Any:

@@ -351,7 +351,7 @@ def _sum_of_taps(taps: list[mx.array], weights: list[mx.array]) -> mx.array:
 @_fused
 def _gated(normed: mx.array, z: mx.array) -> mx.array:
     made: mx.array = silu(z.astype(mx.float32)) * normed.astype(mx.float32)
-    return made.astype(normed.dtype)
+    return made.astype(z.dtype)
 
 
 @_fused
