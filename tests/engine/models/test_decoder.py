@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.engine.models.families import FAMILY, MOE, PACKED, build_packed
-from tests.support.models import HYBRID, LLAMA, MIXTURE, VOCAB_SIZE, build_model
+from tests.support.models import LLAMA, MAMBA, MIXTURE, VOCAB_SIZE, build_model
 from zmqengine.engine.cpu import numpy_ops
 from zmqengine.engine.load.probe import rows_of
 from zmqengine.engine.models import decoder as decoder_module
@@ -249,7 +249,7 @@ def test_the_traces_kept_are_those_last_in_use(monkeypatch: pytest.MonkeyPatch) 
     ("config", "reason"),
     [
         (MIXTURE, "another architecture"),
-        (HYBRID, "another architecture"),
+        (MAMBA, "another architecture"),
         ({**LLAMA, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "DynamicNTKScalingRoPE"),
     ],
 )
@@ -282,7 +282,7 @@ def test_products_of_unlike_weights_stay_apart() -> None:
     model.layers[0].self_attn.v_proj = other.layers[0].self_attn.v_proj
     wanted = whole(model)
     weights = read_weights(model)
-    assert [len(layer.qkv) for layer in weights.layers] == [3, 1]
+    assert [len(layer.inputs) for layer in weights.layers] == [3, 1]
     assert all(map(alike, steps(runner_on(weights, PlainOps())), wanted))
 
 

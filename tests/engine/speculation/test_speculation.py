@@ -12,6 +12,7 @@ import pytest
 from tests.support.drafts import Erring, by_worth, speculator
 from tests.support.engines import Run, finish, make_engine, runner_of, step
 from tests.support.models import LLAMA, VOCAB_SIZE, build_model
+from zmqengine.bench.models.small_models import ARCHITECTURES
 from zmqengine.engine.interface import RowRequest, Sampling
 from zmqengine.engine.seeds import seed_key
 from zmqengine.engine.speculation.draft_model import DraftModel
@@ -77,8 +78,20 @@ def same(run: Run, wanted: Run, row: int) -> None:
             assert [token for token, _ in ours.logprobs.top] == [token for token, _ in theirs.logprobs.top]
 
 
-def test_rows_that_come_and_go_and_draft_make_the_tokens_that_they_make_alone(model):
-    """Some are removed, some are parked and come back, most join while windows are on their way."""
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama",
+        "lfm2",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("gemma3_text", "gemma4_text", "gpt_oss", "glm4_moe", "qwen3_5", "qwen3_next")
+        ),
+    ],
+)
+def test_rows_that_come_and_go_and_draft_make_the_tokens_that_they_make_alone(name):
+    """Some are removed, some are parked and come back, most join while verify blocks are in flight."""
+    model = build_model(ARCHITECTURES[name])
     rows = requests()
     wanted = alone(model, rows)
     options = {"prefill_chunk": 32, "prefill_chunk_idle": 32}
@@ -188,12 +201,11 @@ def test_draft_tokens_behind_the_end_of_an_output_do_not_count_as_accepted(model
     assert ended_inside > 4
 
 
-@pytest.mark.parametrize("shape", ["hybrid", "mamba"])
-def test_rows_whose_caches_cannot_go_back_do_not_draft(models, shape):
-    """A window that has moved on and a state that was overwritten hold no way back: one token a step."""
+def test_rows_whose_caches_cannot_go_back_do_not_draft(models):
+    """A state of mlx-lm's that was overwritten holds no way back: one token a step."""
     rows = requests(6)
-    wanted = alone(models[shape], rows)
-    engine = drafting(models[shape], rows, wanted)
+    wanted = alone(models["mamba"], rows)
+    engine = drafting(models["mamba"], rows, wanted)
     assert engine.step_tokens_max == 1
     engine.insert(rows)
     run = finish(engine)
