@@ -15,8 +15,10 @@ from mlx_lm.models.gated_delta import gated_delta_ops
 from mlx_lm.models.lfm2 import ShortConv
 from mlx_lm.models.qwen3_5 import GatedDeltaNet
 
+from zmqengine.engine.models import recurrence
 from zmqengine.engine.models.recurrence import (
     CHUNK,
+    CPU_CHUNK,
     DeltaShape,
     DeltaState,
     DeltaWeights,
@@ -33,7 +35,7 @@ SHAPE = DeltaShape(key_heads=2, value_heads=6, key_dim=32, value_dim=16, kernel=
 HIDDEN = 48
 # Sums of as many float32 products as a key has, in another order; bfloat16 has 8 bits.
 TOLERANCES = {mx.float32: 1e-5, mx.bfloat16: 2e-2}
-BORDERS = [1, 2, 8, 9, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 1, 300]
+BORDERS = [1, 2, 8, 9, CPU_CHUNK, CPU_CHUNK + 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 1, 300]
 
 
 def error(got: mx.array, wanted: mx.array) -> float:
@@ -49,6 +51,12 @@ def not_compiled() -> Iterator[None]:
     mx.disable_compile()
     yield
     mx.enable_compile()
+
+
+@pytest.fixture(params=[CPU_CHUNK, CHUNK], ids="chunks of {}".format)
+def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of a CPU, and those of a GPU."""
+    monkeypatch.setattr(recurrence, "CPU_CHUNK", request.param)
 
 
 class Tokens:
@@ -79,20 +87,20 @@ class Tokens:
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
 @pytest.mark.parametrize("width", BORDERS)
-@pytest.mark.parametrize("function", [delta_steps, delta_chunked])
-def test_the_rule_is_that_of_mlx_lm(function: Any, width: int, dtype: mx.Dtype) -> None:
+def test_the_rule_is_that_of_mlx_lm(chunks: None, width: int, dtype: mx.Dtype) -> None:
     """On both sides of the borders of chunks. The state is in float32, whatever the inputs are."""
     tokens = Tokens(2, width, seed=width, dtype=dtype)
     wanted = tokens.by_mlx_lm()
-    outputs, state = function(*tokens.between(0, width), tokens.state)
-    assert (outputs.dtype, state.dtype) == (dtype, mx.float32)
-    assert error(outputs, wanted[0]) < TOLERANCES[dtype]
-    assert error(state, wanted[1]) < 1e-5
+    for function in (delta_steps, delta_chunked):
+        outputs, state = function(*tokens.between(0, width), tokens.state)
+        assert (outputs.dtype, state.dtype) == (dtype, mx.float32)
+        assert error(outputs, wanted[0]) < TOLERANCES[dtype]
+        assert error(state, wanted[1]) < 1e-5
 
 
 @pytest.mark.parametrize("decay", [0.0, -1e-4, -3.0, -90.0, -1e4])
 @pytest.mark.parametrize("keys", ["alike", "apart"])
-def test_chunks_are_exact_for_any_decay(decay: float, keys: str) -> None:
+def test_chunks_are_exact_for_any_decay(chunks: None, decay: float, keys: str) -> None:
     """A series of powers would overflow for keys that are alike, and exp of a positive sum behind strong decays."""
     tokens = Tokens(1, 150, seed=1)
     if keys == "alike":
@@ -107,7 +115,7 @@ def test_chunks_are_exact_for_any_decay(decay: float, keys: str) -> None:
     assert error(got[1], wanted[1]) < 1e-5
 
 
-def test_pieces_carry_the_state() -> None:
+def test_pieces_carry_the_state(chunks: None) -> None:
     """Whatever their lengths, and whichever of both functions computes one."""
     tokens = Tokens(2, 300, seed=4)
     wanted, wanted_state = tokens.by_mlx_lm()
@@ -263,13 +271,16 @@ def test_a_convolution_may_be_longer_than_its_inputs() -> None:
     assert found == [1, 12, 123, 1234]
 
 
-def test_the_gate_is_not_rounded_before_the_product() -> None:
-    """As mlx-lm has it: silu and the product in float32."""
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
+def test_the_gate_is_not_rounded_before_the_product(dtype: mx.Dtype) -> None:
+    """As mlx-lm has it: silu and the product in float32, and the weight in what the checkpoint has."""
     y = mx.random.normal((3, 64), key=mx.random.key(1)).astype(mx.bfloat16)
     z = mx.random.normal((3, 64), key=mx.random.key(2)).astype(mx.bfloat16)
     layer = Layer(mx.bfloat16)
     norm = type(layer.net.norm)(64, eps=1e-6)
-    norm.weight = mx.random.uniform(0.5, 2, (64,)).astype(mx.bfloat16)
+    norm.weight = mx.random.uniform(0.5, 2, (64,)).astype(dtype)
     with not_compiled():
         wanted = norm(y, z)
-    assert mx.array_equal(gated_norm(y, z, norm.weight, norm.eps), wanted)
+    got = gated_norm(y, z, norm.weight, norm.eps)
+    assert got.dtype == wanted.dtype == mx.bfloat16
+    assert mx.array_equal(got, wanted)

@@ -26,14 +26,10 @@ from zmqengine.engine.kv.slots import ArrayShape
 
 STEPS_MAX = 8
 """Maximum tokens of a row that are computed one after the other; longer pieces are computed in chunks."""
-CHUNK = 64
-"""Tokens of a chunk, a power of two."""
+CHUNK, CPU_CHUNK = 64, 16
+"""Tokens of a chunk, powers of two. A CPU has few launches to save, and more to multiply in larger chunks."""
 # Added to the sum of the squares of a query or a key, by every model of the family.
 KEY_EPS = 1e-6
-# Two neighbouring blocks of b tokens, b = 1, 2, 4, ...: where the second one sees the first, [levels, CHUNK, CHUNK].
-_BLOCKS = np.arange(CHUNK) >> np.arange(CHUNK.bit_length() - 1)[:, None]
-_LEVELS = (_BLOCKS[:, :, None] % 2 == 1) & (_BLOCKS[:, None, :] == _BLOCKS[:, :, None] - 1)
-
 _fused = partial(mx.compile, shapeless=True)
 
 
@@ -274,11 +270,12 @@ def delta_chunked(
     for s < t: the WY form of section 3 of the paper. Each exponent is a sum of log decays, so none overflows.
     """
     width, key_heads = k.shape[1:3]
-    wide = partial(_chunks, key_heads=key_heads)
+    size = CPU_CHUNK if mx.default_device() == mx.cpu else CHUNK
+    wide = partial(_chunks, key_heads=key_heads, size=size)
     q32, k32, v32 = wide(q), wide(k), wide(v)
     decays, shares = wide(log_decay[..., None]), wide(beta[..., None])
     # [t, s]: d_(s+1) + ... + d_t, summed and not a difference of sums, which would cancel behind a strong decay.
-    sees, sees_itself = mx.array(np.tri(CHUNK, k=-1, dtype=bool)), mx.array(np.tri(CHUNK, dtype=bool))
+    sees, sees_itself = mx.array(np.tri(size, k=-1, dtype=bool)), mx.array(np.tri(size, dtype=bool))
     apart = mx.exp(mx.cumsum(mx.where(sees, decays, 0), axis=-2))
     since = mx.exp(decays[..., :1, :]) * apart[..., :1]
     transposed = k32.swapaxes(-1, -2)
@@ -293,33 +290,36 @@ def delta_chunked(
     added, outputs = [], []
     for chunk in range(q32.shape[1]):
         read = reads[:, chunk] @ now.swapaxes(-1, -2)
-        u = fresh[:, chunk] - read[..., :CHUNK, :]
+        u = fresh[:, chunk] - read[..., :size, :]
         now = mx.addmm(now * since[:, chunk, ..., -1:, :], u.swapaxes(-1, -2), kept[:, chunk])
         added.append(u)
-        outputs.append(read[..., CHUNK:, :])
+        outputs.append(read[..., size:, :])
     within = mx.where(sees_itself, apart * (q32 @ transposed), 0)
     y = mx.addmm(mx.stack(outputs, axis=1), within, mx.stack(added, axis=1))
     y = y.transpose(0, 1, 4, 2, 3, 5).flatten(3, 4).flatten(1, 2)[:, :width]
     return y.astype(q.dtype), now.flatten(1, 2)
 
 
-def _chunks(array: mx.array, key_heads: int) -> mx.array:
-    """[rows, tokens, heads, numbers] as float32 [rows, chunks, key_heads, heads of each, CHUNK, numbers], with neutral
+def _chunks(array: mx.array, key_heads: int, size: int) -> mx.array:
+    """[rows, tokens, heads, numbers] as float32 [rows, chunks, key_heads, heads of each, size, numbers], with neutral
     tokens behind."""
-    array = mx.pad(array.astype(mx.float32), [(0, 0), (0, -array.shape[1] % CHUNK), (0, 0), (0, 0)])
-    apart = mx.unflatten(mx.unflatten(array, 2, (key_heads, -1)), 1, (-1, CHUNK))
+    array = mx.pad(array.astype(mx.float32), [(0, 0), (0, -array.shape[1] % size), (0, 0), (0, 0)])
+    apart = mx.unflatten(mx.unflatten(array, 2, (key_heads, -1)), 1, (-1, size))
     return apart.transpose(0, 1, 3, 4, 2, 5)
 
 
 def _inverse(lower: mx.array) -> mx.array:
-    """The inverse of I + `lower`, which is strictly lower triangular, [..., CHUNK, CHUNK].
+    """The inverse of I + `lower`, which is strictly lower triangular, [..., size, size].
 
     By blocks of 1, 2, 4, ... on the diagonal: of two neighbours with inverses P and R and M below the first, the
     inverse has -R M P there. Its intermediate results are parts of the result; powers of `lower`, with which a series
     does the same, overflow where keys are alike.
     """
-    levels = mx.array(_LEVELS)
-    inverse = mx.eye(CHUNK) - mx.where(levels[0], lower, 0)
+    size = lower.shape[-1]
+    # For blocks of 1, 2, 4, ...: where the second one of two neighbours sees the first, [levels, size, size].
+    blocks = np.arange(size) >> np.arange(size.bit_length() - 1)[:, None]
+    levels = mx.array((blocks[:, :, None] % 2 == 1) & (blocks[:, None, :] == blocks[:, :, None] - 1))
+    inverse = mx.eye(size) - mx.where(levels[0], lower, 0)
     for level in levels[1:]:
         inverse = mx.addmm(inverse, inverse @ mx.where(level, lower, 0), inverse, alpha=-1.0)
     return inverse
