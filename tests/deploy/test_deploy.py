@@ -312,6 +312,32 @@ def test_the_formulas_test_needs_no_gpu_and_its_hash_is_no_invention(served: lis
         assert len(set(digest)) > 8, "a hash that nobody has computed"
 
 
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+@pytest.mark.parametrize("file", WORKFLOWS, ids=[file.stem for file in WORKFLOWS])
+def test_what_a_workflow_names_is_there_and_its_jobs_end(file: Path) -> None:
+    """A test or a script that was moved is missed once a week, or at a release."""
+    workflow = yaml.safe_load(file.read_text())
+    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
+    named = re.findall(r"(?<![\w/])(?:\.ci|tests)/[\w./]+", "\n".join(step.get("run", "") for step in steps))
+    assert [path for path in named if not (ROOT / path).exists()] == []
+    assert all(job["timeout-minutes"] <= 90 for job in workflow["jobs"].values())
+
+
+def test_only_a_tag_whose_wheels_install_is_published_and_no_token_is_stored() -> None:
+    """PyPI trusts the workflow by its name; what runs before has no right to publish."""
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())
+    jobs = workflow["jobs"]
+    publish = jobs.pop("publish")
+    assert publish["permissions"] == {"id-token": "write"}
+    assert publish["if"] == "startsWith(github.ref, 'refs/tags/')"
+    assert set(publish["needs"]) == set(jobs) - {"build"}
+    assert workflow["permissions"] == {"contents": "read"}
+    assert not any("permissions" in job for job in jobs.values())
+    assert "secrets." not in str(jobs) + str(publish)
+
+
 def test_ci_makes_the_report_of_macs_on_each_macos_and_keeps_it() -> None:
     """The runners have a paravirtual GPU: what it computes counts. A crash leaves the file, which is kept."""
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
