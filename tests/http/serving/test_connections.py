@@ -186,12 +186,12 @@ def test_an_unfinished_request_is_not_kept_for_ever(
 
 def test_a_slow_body_is_waited_for(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
     """What counts is silence, not how long all of it takes: a fifth longer than a silence may last."""
-    monkeypatch.setattr(http_protocol.HttpProtocol, "body_timeout_s", 5.0)
+    monkeypatch.setattr(http_protocol.HttpProtocol, "body_timeout_s", 3.0)
     pieces = [BODY[place : place + 10] for place in range(0, len(BODY), 10)]
     with connect(front) as connection:
         connection.sendall(head() + pieces[0])
         for piece in pieces[1:]:
-            threading_wait(6.0 / (len(pieces) - 1))
+            threading_wait(3.6 / (len(pieces) - 1))
             connection.sendall(piece)
         assert [status for status, _ in answers(connection, 1)] == [200]
 

@@ -205,6 +205,8 @@ def test_without_a_handler_nobody_gets_in(tmp_path: Path) -> None:
         guard = Guard(context, server, tmp_path)
         guard.close()
         guard.secure(router)
+        # libzmq may wait for the handler: by default for half a minute.
+        router.setsockopt(zmq.HANDSHAKE_IVL, 500)
         monitor = router.get_monitor_socket(SETTLED)
         router.bind("tcp://127.0.0.1:*")
         dealer.setsockopt(zmq.CURVE_SERVERKEY, server.public)
