@@ -344,8 +344,10 @@ def test_the_report_of_this_machine_is_whole(tmp_path: Path, monkeypatch: pytest
     assert architectures > 20 if is_whole else architectures == 5
     pairs = len(buffers.OPERATIONS) * len(buffers.MEGABYTES) if mx.metal.is_available() else 1
     chats = 6 if is_whole else 2
+    cases = 8 if mx.metal.is_available() else 1
     assert numbers == {
-        "operations": 6, "chats": chats, "steps": 4, "buffers": pairs, "residency": 2, "pauses": 3, "margins": 3
+        "operations": 6, "chats": chats, "steps": 4, "kernels": cases, "buffers": pairs,
+        "residency": 2, "pauses": 3, "margins": 3
     }  # fmt: skip
     assert all(
         check.figures for name in ("chats", "steps", "buffers") for check in report.groups[name].checks

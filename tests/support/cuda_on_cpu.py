@@ -37,8 +37,8 @@ def run(
     What it does not write is not a number.
     """
     kernel, name = _compiled(text)
-    arrays = [(name, memory(_words(array))) for name, array in inputs]
-    made = [_unwritten(shape, dtype) for shape, (_, dtype) in zip(shapes, outputs, strict=True)]
+    arrays = [(name, memory(words(array))) for name, array in inputs]
+    made = [unwritten(shape, dtype) for shape, (_, dtype) in zip(shapes, outputs, strict=True)]
     given = []
     for one, array in arrays:
         given.append(array)
@@ -66,12 +66,12 @@ def memory(array: mx.array) -> np.ndarray:
     return np.array(array, copy=False)
 
 
-def _words(array: mx.array) -> mx.array:
+def words(array: mx.array) -> mx.array:
     # NumPy has no bfloat16. The view shares the array's memory.
     return array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
 
 
-def _unwritten(shape: tuple[int, ...], dtype: mx.Dtype) -> np.ndarray:
+def unwritten(shape: tuple[int, ...], dtype: mx.Dtype) -> np.ndarray:
     if dtype == mx.bfloat16:
         return np.full(shape, _NAN_BFLOAT16, np.uint16)
     return np.full(shape, -1 if dtype == mx.int32 else np.nan, _NUMPY[dtype])

@@ -35,8 +35,9 @@ class Plan(NamedTuple):
 
 PLANS = {
     "operations": Plan("Operations against the CPU", 25),
-    "chats": Plan("Chats of unlike users, as in README", 80),
+    "chats": Plan("Chats of unlike users, as in README", 75),
     "steps": Plan("Verify blocks, pieces of prompts and chunks", 30),
+    "kernels": Plan("Kernels for Metal against MLX's operations", 15),
     "buffers": Plan("Command buffers: bounds on their operations and their size", 65),
     "residency": Plan("Wired memory", 15),
     "pauses": Plan("Sleep, pauses and a GPU that is kept warm", 30),

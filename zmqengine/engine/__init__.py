@@ -17,6 +17,7 @@ models/          our decoder, the border to mlx-lm, and the runners of both
 load/            weights, tokenizer, probe of a model's abilities, warm-up
 autotune/        kernel variants of products and of the draw, measured on this device
 cuda/            kernels in CUDA C++
+metal/           kernels in the Metal Shading Language
 cpu/             NumPy in place of MLX, for models in float32 on a CPU
 host/            back-end, BLAS, memory limits, environment
 embedding/       embeddings and rerank: texts to vectors and scores

@@ -30,6 +30,7 @@ from zmqengine.engine.load.fingerprint import fingerprint  # noqa: E402
 from zmqengine.engine.load.loader import LoadedModel, Report, load  # noqa: E402
 from zmqengine.engine.load.open_model import OpenedModel, open_model  # noqa: E402
 from zmqengine.engine.load.tokenizer_export import ExportedTokenizer, with_vision, without_vision  # noqa: E402
+from zmqengine.engine.metal.metal_ops import MetalOps  # noqa: E402
 from zmqengine.engine.models.mlx_lm import mlx_lm_version  # noqa: E402
 from zmqengine.engine.models.model_runner import ModelRunner  # noqa: E402
 from zmqengine.engine.models.ops import Ops, PlainOps  # noqa: E402
@@ -40,6 +41,7 @@ from zmqengine.engine.speculation.draft_model import DraftModel  # noqa: E402
 from zmqengine.engine.step.mlx_engine import MlxEngine  # noqa: E402
 from zmqengine.engine.vision.eye import Eye  # noqa: E402
 from zmqengine.engine.vision.opening import open_eye  # noqa: E402
+from zmqengine.errors import ConfigError  # noqa: E402
 
 log = logging.getLogger("zmqengine.engine")
 
@@ -207,6 +209,10 @@ def find_encoder_backend() -> encoder_backends.Backend:
 
 def find_ops(kernels: Kernels = "auto") -> tuple[Ops, Ops]:
     """Operations of a decoder layer for MLX's default device, and the reference operations to compare them with."""
+    if kernels == "metal":
+        if not mx.metal.is_available():
+            raise ConfigError("--kernels is 'metal': there is no Metal on this machine")
+        return MetalOps(), PlainOps()
     if on_cuda():
         from zmqengine.engine.cuda.cuda_ops import QUANTISED_ROWS_MAX, CudaOps
 

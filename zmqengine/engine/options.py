@@ -13,7 +13,7 @@ from zmqengine.paths import cache_directory
 GIB = 1 << 30
 
 Speculate = Literal["off", "auto", "ngram", "draft"]
-Kernels = Literal["auto", "mlx"]
+Kernels = Literal["auto", "mlx", "metal"]
 WiredLimit: TypeAlias = Literal["weights", "off", "all"] | int
 
 
@@ -86,7 +86,8 @@ class EngineOptions:
     kernels: Kernels = option(
         "auto",
         help="auto takes kernels for this device where they agree with MLX's operations; mlx runs the model by MLX's "
-        "documented operations alone: the first aid where a kernel is wrong.",
+        "documented operations alone: the first aid where a kernel is wrong; metal takes those for Macs, which no Mac "
+        "has run yet.",
     )
     tf32: bool = option(
         False,

@@ -13,7 +13,9 @@ import msgspec
 import zmqengine.engine.open  # noqa: F401
 from zmqengine.bench.device.verdict import Verdict
 
-CHECKS = ("operations", "chats", "steps", "buffers", "residency", "pauses", "margins", "architectures")
+CHECKS = (
+    "operations", "chats", "steps", "kernels", "buffers", "residency", "pauses", "margins", "architectures"
+)  # fmt: skip
 
 
 def main() -> int:

@@ -163,7 +163,7 @@ def _columns(pool: SlotPool, needed: int) -> int:
     return min(pool.capacity, -(-needed // step) * step)
 
 
-class _MlxPool(NamedTuple):
+class MlxPool(NamedTuple):
     """A `PoolLayout` on the device. `short`: the tokens of the short rows, None where they are all tokens in order.
 
     `masks` by window, to be added to scores: of the short rows [slots, 1, width, columns], then of each prompt
@@ -179,7 +179,7 @@ class _MlxPool(NamedTuple):
 
 
 class _MlxLayout(NamedTuple):
-    pools: list[_MlxPool]
+    pools: list[MlxPool]
     place: mx.array | None
     """Index of each token of the step in the outputs of all pools; None where they are in order."""
 
@@ -214,7 +214,7 @@ class MlxAttention:
         in_order = outputs == tokens and bool((place == np.arange(tokens)).all())
         return _MlxLayout(pools, None if in_order else mx.array(place))
 
-    def _pool(self, layout: PoolLayout) -> _MlxPool:
+    def _pool(self, layout: PoolLayout) -> MlxPool:
         short = layout.short
         index = None
         if short is not None:
@@ -228,15 +228,21 @@ class MlxAttention:
         ]
         dtype = self._heads[0].dtype
         masks = {window: _masks(layout, window, dtype) for window in self._windows}
-        return _MlxPool(layout, mx.array(layout.slots), mx.array(layout.columns), index, queries, masks)
+        return MlxPool(layout, mx.array(layout.slots), mx.array(layout.columns), index, queries, masks)
 
     def attend(self, layout: _MlxLayout, layer: int, qkv: Sequence[mx.array]) -> mx.array:
         """See `SlotAttention`."""
+        outputs = self._outputs(layout.pools, layer, qkv)
+        every = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
+        return every if layout.place is None else every[layout.place]
+
+    def _outputs(self, pools: Sequence[MlxPool], layer: int, qkv: Sequence[mx.array]) -> list[mx.array]:
+        """Write keys and values, and attend: the outputs of the short rows of each pool, then of its prompts."""
         heads, cache = self._heads[layer], self._caches[layer]
         outputs: list[mx.array] = []
-        for pool in layout.pools:
+        for pool in pools:
             queries, *keys_values = qkv
-            if len(layout.pools) > 1 or len(pool.layout.slots) < len(queries):
+            if len(pools) > 1 or len(pool.layout.slots) < len(queries):
                 queries, *keys_values = (array[pool.layout.tokens] for array in qkv)
             all_keys, all_values = pool.layout.pool.keys[cache], pool.layout.pool.values[cache]
             if not heads.reads_only:
@@ -255,8 +261,7 @@ class MlxAttention:
                 chosen = queries[index].swapaxes(0, 1)[None]
                 attended = _attend(chosen, all_keys[read], all_values[read], heads, next(masks))
                 outputs.append(attended[0].swapaxes(0, 1).reshape(index.size, -1))
-        every = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
-        return every if layout.place is None else every[layout.place]
+        return outputs
 
 
 def _attend(
