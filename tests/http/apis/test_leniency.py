@@ -51,6 +51,59 @@ def test_keys_of_other_servers_in_messages_and_tools_end_no_conversation(asked: 
     assert asked.chat(messages=messages, tools=tools).status == 200
 
 
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+NO_TEXT: list[dict[str, object]] = [{}, {"content": None}, {"content": []}, {"content": ""}]
+
+
+@pytest.mark.parametrize("result", NO_TEXT)
+def test_a_result_without_text_is_a_result(asked: ScriptedFront, result: dict[str, object]) -> None:
+    """Tools return nothing, and programs say so in each of these ways, in every turn that follows."""
+    messages = [
+        USER,
+        {"role": "assistant", "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "c", **result},
+    ]
+    assert asked.chat(messages=messages, tools=[TOOL]).status == 200
+    used = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+    answer = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", **result}]}
+    body = {
+        "model": "scripted",
+        "max_tokens": 4,
+        "messages": [USER, {"role": "assistant", "content": [used]}, answer],
+    }
+    assert post(asked.front, "/v1/messages", body).status == 200
+    items = [
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": ""},
+        {"type": "function_call_output", "call_id": "c", "output": result.get("content", "")},
+    ]
+    assert post(asked.front, "/v1/responses", {"input": [USER, *items]}).status == 200
+
+
+NAMED = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "meant"),
+    [
+        ({"type": "auto"}, "auto"), ({"type": "none"}, "none"), ({"type": "required"}, "required"),
+        ({"type": "any"}, "required"), ({"type": "function", "name": "f"}, NAMED),
+        ({"type": "tool", "name": "f"}, NAMED),
+    ],
+)  # fmt: skip
+def test_a_tool_choice_may_be_in_the_words_of_another_api(
+    asked: ScriptedFront, choice: object, meant: object
+) -> None:
+    """Those of Messages and of Responses: proxies pass them on. A forced call is refused alike, as by this worker."""
+    replies = [asked.chat(tools=[TOOL], tool_choice=each) for each in (choice, meant)]
+    assert {reply.status for reply in replies} == {200 if meant in ("auto", "none") else 400}
+    if replies[0].status == 200:
+        assert asked.client.prompts[-1] == asked.client.prompts[-2]
+        assert ('"f"' in asked.client.prompts[-1]) == (meant == "auto")
+    else:
+        assert replies[0].error == replies[1].error
+
+
 def test_arguments_of_a_call_may_be_an_object() -> None:
     """mlx-lm's own tests send them so; the template gets the same as from text."""
     with ScriptedFront("{% for m in messages %}{{ m.tool_calls | tojson }}{% endfor %}") as asked:

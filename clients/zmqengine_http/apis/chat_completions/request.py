@@ -111,9 +111,9 @@ class AssistantMessage(_Message, frozen=True, tag="assistant"):
 
 
 class ToolMessage(_Message, frozen=True, tag="tool"):
-    """The result of a tool call."""
+    """The result of a tool call; programs send none, or an empty list, where it has no text."""
 
-    content: Content
+    content: Content = ""
     tool_call_id: str = ""
     name: str | None = None
 
@@ -186,7 +186,14 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
 def _prepare(body: dict[str, object]) -> None:
     messages = body.get("messages")
     if isinstance(messages, list):
-        body["messages"] = [without_nulls(message) for message in messages]
+        body["messages"] = [_without_blanks(message) for message in messages]
+
+
+def _without_blanks(message: object) -> object:
+    message = without_nulls(message)
+    if isinstance(message, dict) and message.get("role") == "tool" and message.get("content") == []:
+        return {**message, "content": ""}
+    return message
 
 
 def _check(request: ChatRequest) -> None:
@@ -284,6 +291,11 @@ def chat_tool_choice(request: ChatRequest) -> OfferedTools:
     """The tools and the choice; `allowed_tools` narrows the tools. Raises a 400 for one that names none."""
     choice = request.tool_choice
     kind = choice.get("type") if isinstance(choice, dict) else None
+    if kind in ("auto", "none", "required", "any"):
+        return OfferedTools(request.tools, str(kind))
+    if isinstance(choice, dict) and kind in ("function", "tool") and isinstance(choice.get("name"), str):
+        # As in the Responses API and in Messages.
+        return OfferedTools(request.tools, {"type": "function", "function": {"name": choice["name"]}})
     if kind == "custom" and isinstance(choice, dict):
         return OfferedTools(request.tools, {"type": "function", "function": choice.get("custom")})
     if kind != "allowed_tools" or not isinstance(choice, dict):
