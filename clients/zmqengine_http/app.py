@@ -297,7 +297,11 @@ class _Handled:
         keepalive = ModelWait(exchange, service.config.keepalive_ms)
         streams = endpoint.streams and getattr(request, "stream", False)
         wait = keepalive.stream if streams else keepalive.nothing
-        async with service.launched.held(request.model, exchange.keep_alive_s, wait):
+        keep_alive_s = exchange.keep_alive_s
+        if keep_alive_s is not None and exchange.operates is False:
+            exchange.note_ignored(["keep_alive"], 0)
+            keep_alive_s = None
+        async with service.launched.held(request.model, keep_alive_s, wait):
             await endpoint.answer(service, exchange, request)
 
     def _known(self, error: ApiError) -> ApiError:

@@ -23,7 +23,8 @@ else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
 ENVIRONMENT_PREFIX = "ZMQENGINE_HTTP_"
-SECRET = ("api_keys",)
+SECRET = ("api_keys", "operator_keys")
+Key = Annotated[str, Meta(min_length=8)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +87,19 @@ class HttpConfig:
         within=(16, None),
         help="Connections that may wait to be accepted; the system may hold it lower.",
     )
-    api_keys: tuple[Annotated[str, Meta(min_length=8)], ...] = option(
+    api_keys: tuple[Key, ...] = option(
         (),
         flag="--api-key",
         metavar="KEY",
-        help="Ask for one of these keys everywhere but at /, /docs, /health and /ready; repeatable. Other users can "
-        "see options: better in the environment or the file.",
+        help="Ask for one of these keys everywhere but at /, /docs, /openapi.json, /health and /ready; repeatable. "
+        "Other users can see options: better in the environment or the file.",
+    )
+    operator_keys: tuple[Key, ...] = option(
+        (),
+        flag="--operator-key",
+        metavar="KEY",
+        help="With --serve: let these keys alone load and unload models, pinned ones too, and say how long they stay; "
+        "they are accepted as --api-key is; repeatable. Without any, each key loads and unloads what is not pinned.",
     )
     insecure_no_key: bool = option(False, help="Serve on a network without asking for a key.")
     allow_hosts: tuple[str, ...] = option(
@@ -152,6 +160,11 @@ class HttpConfig:
 
     def __post_init__(self) -> None:
         check(self)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys that are accepted; without any, everybody is."""
+        return (*self.api_keys, *self.operator_keys)
 
     def to_toml(self) -> str:
         """A file that `load` reads back. Secrets are left out; a comment says how many there are."""

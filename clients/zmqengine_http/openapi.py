@@ -33,7 +33,7 @@ def describing(endpoints: Sequence[Endpoint]) -> tuple[Endpoint, Endpoint]:
     page_once = functools.lru_cache(maxsize=1)(lambda: _page(endpoints))
 
     async def document(service: Service, exchange: Exchange) -> None:
-        await exchange.send(200, [JSON], document_of(bool(service.config.api_keys)))
+        await exchange.send(200, [JSON], document_of(bool(service.config.keys)))
 
     async def page(service: Service, exchange: Exchange) -> None:
         await exchange.send(200, [(b"content-type", b"text/html; charset=utf-8")], page_once())

@@ -45,7 +45,7 @@ def serve(config: HttpConfig) -> int:
     connector_of(config)
     listener = _bind(config)
     host, port = listener.getsockname()[:2]
-    if not config.api_keys and not is_loopback_host(host):
+    if not config.keys and not is_loopback_host(host):
         if not config.insecure_no_key:
             raise ConfigError(
                 f"{config.host} is open to the network and no API key is asked for: give --api-key or "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import itertools
 import json
 import signal
 import subprocess
@@ -428,26 +429,35 @@ def test_a_request_that_waits_too_long_is_told_when_to_come_again() -> None:
 KEYS = ("first-long-key", "other-long-key")
 
 
-@pytest.fixture(scope="module")
-def shared_site() -> Iterator[Site]:
+@contextlib.contextmanager
+def site_with_keys(**options: str) -> Iterator[Site]:
     """A pinned model and another one, for two keys."""
     models = toml({"pinned": {**fake(1), "pin": True}, "other": fake(1)}, memory="8G")
     port = free_port()
+    keys = ",".join(KEYS)
     with LauncherProcess(
-        models, "--port", str(port), http=True, ZMQENGINE_HTTP_API_KEYS=",".join(KEYS)
+        models, "--port", str(port), http=True, ZMQENGINE_HTTP_API_KEYS=keys, **options
     ) as launched:
         site = Site(launched, port)
         site.wait_up()
         yield site
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/models/unload", {}), ("/models/unload", {}), ("/api/v1/models/unload", {}),
-        ("/api/generate", {"keep_alive": 0}),
-    ],
-)  # fmt: skip
+@pytest.fixture(scope="module")
+def shared_site() -> Iterator[Site]:
+    """A site of which no key is an operator's."""
+    with site_with_keys() as site:
+        yield site
+
+
+UNLOADS = [
+    ("/v1/models/unload", {}), ("/models/unload", {}), ("/api/v1/models/unload", {}),
+    ("/api/generate", {"keep_alive": 0}),
+]  # fmt: skip
+LOADS = [("/v1/models/load", {}), ("/models/load", {}), ("/api/v1/models/load", {}), ("/api/generate", {})]
+
+
+@pytest.mark.parametrize(("path", "body"), UNLOADS)
 def test_a_key_unloads_no_pinned_model(shared_site: Site, path: str, body: dict[str, object]) -> None:
     """It is there for all keys; another model is unloaded."""
     keys = [{"authorization": f"Bearer {key}"} for key in KEYS]
@@ -462,6 +472,34 @@ def test_a_key_unloads_no_pinned_model(shared_site: Site, path: str, body: dict[
         if card["id"] == "pinned"
     )
     assert card["status"]["value"] == "loaded"
+
+
+OPERATOR = "an-operators-key"
+
+
+def test_an_operators_key_alone_loads_and_unloads() -> None:
+    """Pinned models too. A request of another key still loads the model that it names, but says nothing of its stay."""
+    operator, other = ({"authorization": f"Bearer {key}"} for key in (OPERATOR, KEYS[0]))
+    with site_with_keys(ZMQENGINE_HTTP_OPERATOR_KEYS=OPERATOR) as site:
+
+        def state(model: str) -> str:
+            cards = site.call("GET", "/v1/models", **other).json["data"]
+            return next(str(card["status"]["value"]) for card in cards if card["id"] == model)
+
+        assert site.call("POST", "/v1/models/load", {"model": "other"}).status == 401
+        for model, (path, body) in itertools.product(("pinned", "other"), LOADS + UNLOADS):
+            answer = site.call("POST", path, {"model": model, **body}, **other)
+            assert (answer.status, b"ask the operator" in answer.body) == (403, True), (path, answer.body)
+        asked = {"model": "other", "prompt": "a", "keep_alive": 0}
+        answer = site.call("POST", "/v1/completions", asked, **other)
+        assert (answer.status, answer.headers["x-ignored-fields"]) == (200, "keep_alive")
+        assert state("other") == "loaded"
+        for path, body in LOADS:
+            assert site.call("POST", path, {"model": "pinned", **body}, **operator).status == 200
+        wait_until(lambda: state("pinned") == "loaded", "the model is not loaded")
+        assert site.call("POST", "/v1/models/unload", {"model": "pinned"}, **operator).status == 200
+        wait_until(lambda: state("pinned") == "unloaded", "the model is not unloaded")
+        assert site.call("POST", "/v1/completions", {**asked, "model": "pinned"}, **operator).status == 200
 
 
 BODIES: dict[str, dict[str, object]] = {

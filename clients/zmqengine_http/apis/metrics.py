@@ -51,7 +51,7 @@ async def status(service: Service, exchange: Exchange) -> None:
 
     With API keys, which separate users, sessions and requests are left out.
     """
-    shared = bool(service.config.api_keys)
+    shared = bool(service.config.keys)
     workers = [_worker(snapshot, hide_others=shared) for snapshot in await _snapshots(service)]
     await exchange.send_json({"time": time.time(), "workers": workers})
 

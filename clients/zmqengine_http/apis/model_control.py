@@ -47,6 +47,7 @@ COMMAND_BODY = Body(ModelCommand, unknown_ignored=True)
 async def load(service: Service, exchange: Exchange, request: ModelCommand) -> None:
     """POST /models/load: begin to load; the list and the events tell how far it is."""
     launched = _launched(service)
+    exchange.check_operates()
     await launched.launcher.load(
         launched.name_of(request.wanted), keep_alive_s=keep_alive_seconds(request.ttl, request.keep_alive)
     )
@@ -56,6 +57,7 @@ async def load(service: Service, exchange: Exchange, request: ModelCommand) -> N
 async def load_and_wait(service: Service, exchange: Exchange, request: ModelCommand) -> None:
     """POST /api/v1/models/load, as LM Studio has it: the response comes when the model is loaded."""
     launched = _launched(service)
+    exchange.check_operates()
     began_s = asyncio.get_running_loop().time()
     keep_s = keep_alive_seconds(request.ttl, request.keep_alive)
     name = await launched.load(request.wanted, keep_s)
@@ -68,7 +70,8 @@ async def load_and_wait(service: Service, exchange: Exchange, request: ModelComm
 async def unload(service: Service, exchange: Exchange, request: ModelCommand) -> None:
     """POST /models/unload: let the model go once its running requests have ended."""
     launched = _launched(service)
-    name = await launched.unload(request.wanted, exchange.caller)
+    exchange.check_operates()
+    name = await launched.unload(request.wanted, pinned=exchange.unloads_pinned)
     await exchange.send_json({"success": True, "instance_id": name})
 
 

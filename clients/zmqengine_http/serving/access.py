@@ -29,10 +29,11 @@ class Access:
     """Checks every request of a front-end."""
 
     def __init__(self, config: HttpConfig) -> None:
-        self._digests = [_digest(key.encode("utf-8", "surrogateescape")) for key in config.api_keys]
+        self._digests = [_digest(key.encode("utf-8", "surrogateescape")) for key in config.keys]
+        self._operators = self._digests[len(config.api_keys) :]
         self._origins = frozenset(config.cors_origins)
         self._hosts: frozenset[str] | None = None
-        if not config.api_keys and is_loopback_host(config.host) and "*" not in config.allow_hosts:
+        if not config.keys and is_loopback_host(config.host) and "*" not in config.allow_hosts:
             own = f"[{config.host}]" if ":" in config.host else config.host
             self._hosts = _LOOPBACK_NAMES | {name.lower() for name in (own, *config.allow_hosts)}
 
@@ -47,7 +48,9 @@ class Access:
         if takes_body and exchange.scope["method"] == "POST":
             _check_content(exchange)
         if self._digests and not open_to_all:
-            exchange.caller = self._accepted(exchange)
+            digest = self._accepted(exchange)
+            exchange.caller = hashlib.sha256(b"zmqengine caller " + digest).hexdigest()[:32]
+            exchange.operates = digest in self._operators if self._operators else None
 
     def _check_host(self, exchange: Exchange) -> str:
         hosts = [value for name, value in exchange.scope["headers"] if name == b"host"]
@@ -74,8 +77,8 @@ class Access:
                 code="origin_not_allowed",
             )
 
-    def _accepted(self, exchange: Exchange) -> str:
-        """The name of the accepted key. Raises a 401 without one."""
+    def _accepted(self, exchange: Exchange) -> bytes:
+        """The digest of the accepted key. Raises a 401 without one."""
         given = [_bearer(exchange), exchange.raw_header(b"x-api-key"), exchange.raw_header(b"api-key")]
         keys = [key for key in given if key]
         if not keys:
@@ -89,7 +92,7 @@ class Access:
         ]
         if not accepted:
             raise ApiError(401, "Incorrect API key provided", code="invalid_api_key")
-        return hashlib.sha256(b"zmqengine caller " + accepted[0]).hexdigest()[:32]
+        return accepted[0]
 
 
 def _check_content(exchange: Exchange) -> None:

@@ -40,7 +40,8 @@ class Exchange:
 
     `id` is the client's X-Request-Id or a generated one; it is in the response and the log. `facts` are
     fields of the log line. `stream_headers` are those of a stream, server-sent events unless the API has others.
-    `caller` names the accepted API key by a digest; empty for a server without keys.
+    `caller` names the accepted API key by a digest; empty for a server without keys. `operates`: whether it is one of
+    the operators' keys; None for a server without any.
     `keep_alive_s` is what the request says of its model; `waited`: its stream was begun before the model was loaded.
     """
 
@@ -51,6 +52,7 @@ class Exchange:
         self.id = _request_id(self.header(b"x-request-id"))
         self.facts: dict[str, object] = {}
         self.caller = ""
+        self.operates: bool | None = None
         self.stream_headers = EVENT_STREAM
         self.keep_alive_s: float | None = None
         self.waited = False
@@ -68,6 +70,18 @@ class Exchange:
     def started(self) -> bool:
         """Whether the status has been sent."""
         return self.status != 0
+
+    @property
+    def unloads_pinned(self) -> bool:
+        """Whether the caller may unload a model that is there for all callers."""
+        return bool(self.operates) or not self.caller
+
+    def check_operates(self) -> None:
+        """Raise a 403 for a caller that may not load and unload models."""
+        if self.operates is False:
+            raise ApiError(
+                403, "this key loads and unloads no models: ask the operator", code="not_authorized"
+            )
 
     def header(self, name: bytes) -> str | None:
         value = self.raw_header(name)

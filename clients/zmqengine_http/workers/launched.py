@@ -132,14 +132,14 @@ class LaunchedModels:
         async with self.held(wanted, keep_alive_s, nothing):
             return self.name_of(wanted)
 
-    async def unload(self, wanted: str, caller: str) -> str:
+    async def unload(self, wanted: str, *, pinned: bool) -> str:
         """Let a model go once the requests that wait or run now have ended; returns its name.
 
-        Raises a 403 for a pinned one where callers have keys: it is there for all of them.
+        Raises a 403 for a pinned one unless `pinned`.
         """
         name = self.name_of(wanted)
         entry = self.entries.get(self._names.get(name, ""))
-        if entry is not None and entry.pin and caller:
+        if entry is not None and entry.pin and not pinned:
             raise ApiError(
                 403, f"{entry.name} is pinned: it stays loaded", param="model", code="model_pinned"
             )

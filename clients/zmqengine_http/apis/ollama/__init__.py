@@ -76,8 +76,10 @@ async def _loaded(service: Service, exchange: Exchange, request: OllamaRequest, 
         service.pool.model(name)
     elif exchange.keep_alive_s == 0:
         reason = "unload"
-        await service.launched.unload(service.launched.entry(name).name, exchange.caller)
+        exchange.check_operates()
+        await service.launched.unload(service.launched.entry(name).name, pinned=exchange.unloads_pinned)
     else:
+        exchange.check_operates()
         await service.launched.load(name, exchange.keep_alive_s)
     document = {**fields("", "", ()), "done": True, "done_reason": reason}
     await exchange.send_json({"model": request.model, "created_at": now(), **document})
