@@ -120,6 +120,9 @@ class RoomyEngine(FakeEngine):
 
     empty_bytes = 300_000
 
+    def trim(self, empty_bytes_max: int) -> int:
+        return self.empty_bytes
+
 
 def test_prompts_do_not_get_what_is_allocated_for_rows_to_come(make_harness: Make) -> None:
     """Room that rows left empty in a batch is taken, though no reservation counts it."""

@@ -357,9 +357,9 @@ class Engine(Protocol):
         """Bound the platform's memory to `bytes_max` in all, as far as it can: another worker started or ended."""
         ...
 
-    @property
-    def empty_bytes(self) -> int:
-        """Bytes of allocated rows that no request uses; no row's `project_bytes` counts them."""
+    def trim(self, empty_bytes_max: int) -> int:
+        """Free memory that is allocated and that no row has or will take, if it is more than this; returns the bytes of
+        what is left, which no row's `project_bytes` counts. Waits for the device if it frees any."""
         ...
 
     def share_device(self, rows_decoding: int) -> None:

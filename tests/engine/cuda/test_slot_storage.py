@@ -165,3 +165,19 @@ def test_a_row_is_restored_from_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pieces_of_16_bytes_are_copied(dtype: mx.Dtype, dim: int, is_supported: bool) -> None:
     """A column of a head is a number of them."""
     assert supports(dtype, dim) is is_supported
+
+
+def test_rows_keep_what_was_written_when_empty_slots_are_freed() -> None:
+    """They move to new arrays, and are written there."""
+    slots = new_slots()
+    slot, other = slots.take(1), slots.take(1)
+    slots.take(1)
+    fill(slots, other, 0, 20, 1)
+    slot.close(is_finite=True)
+    slots.trim([])
+    assert other.index in (0, 1)
+    assert slots.empty_bytes == 0
+    fill(slots, other, 20, 5, 10)
+    for start, tokens, seed in ((0, 20, 1), (20, 5, 10)):
+        for got, wanted in zip(columns_of(other, start, start + tokens), written(tokens, seed), strict=True):
+            assert np.array_equal(got, wanted)

@@ -45,7 +45,7 @@ class Measured:
     @property
     def slots(self) -> float:
         """Slots that are allocated."""
-        return (self.engine.memory().kv + self.engine.empty_bytes) / self.slot_bytes
+        return (self.engine.memory().kv + self.engine.trim(1 << 60)) / self.slot_bytes
 
     def insert(self, length: int = PROMPT, tokens: int = 500) -> None:
         prompt = [(self.count * 17 + place * 5) % 300 for place in range(length)]

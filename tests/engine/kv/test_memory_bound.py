@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.drafts import Self, speculator
-from tests.support.engines import make_engine, runner_of
+from tests.support.engines import Run, greedy, make_engine, runner_of, step
 from tests.support.models import LLAMA, MAMBA, SLIDING, build_model
 from zmqengine.engine.interface import RowRequest
 
@@ -135,10 +135,49 @@ def test_what_the_longest_row_leaves_is_given_back(model, kernels):
     memory = engine.memory()
     # Row 4 is in the fourth slot of its pool; the pools of the long rows are gone.
     assert memory.kv == slot
-    assert 3 * slot <= engine.empty_bytes <= 5 * slot
+    assert 3 * slot <= engine.trim(1 << 60) <= 5 * slot
     while known.requests:
         known.step()
-    assert engine.memory().kv == engine.empty_bytes == 0
+    assert engine.memory().kv == engine.trim(1 << 60) == 0
+
+
+@pytest.mark.parametrize(("shape", "kernels"), [("llama", "auto"), ("llama", "mlx"), ("hybrid", "mlx")])
+def test_rows_go_on_from_the_slots_they_are_moved_to(models, shape, kernels):
+    """Whenever all that no row has is freed; what the rows that wait will take stays."""
+    model = models[shape]
+    engine = make_engine(model, rows_max=8, prompt_cache_bytes=0, kernels=kernels)
+    lengths, counts = (700, 10, 20, 530, 40, 1100, 30), (4, 4, 9, 6, 30, 12, 30)
+    requests = [
+        RowRequest(row, prompt(length, row), count)
+        for row, (length, count) in enumerate(zip(lengths, counts, strict=True))
+    ]
+    assert engine.insert(requests) == []
+    run, moved = Run(), 0
+    while engine.stats().rows_prefilling or engine.stats().rows_decoding:
+        step(engine, run)
+        waiting = any(row.cache is None for row in engine._rows.values())
+        before = engine.trim(1 << 60)
+        assert engine.trim(0) == 0
+        moved += before > 0 and not waiting
+    assert moved
+    assert [run.ids(row) for row in range(7)] == [
+        greedy(model, request.prompt, request.max_tokens) for request in requests
+    ]
+
+
+def test_a_pool_grows_by_a_row_where_memory_has_no_room_for_more(model):
+    """Half as many slots again are allocated ahead where it has."""
+    for room, most in ((1 << 30, 5), (0, 0)):
+        engine = make_engine(model, rows_max=16, prompt_cache_bytes=0, kernels="mlx")
+        engine.trim(room)
+        for row in range(10):
+            engine.insert([RowRequest(row, prompt(10, row), 50)])
+            engine.next()
+        slot = engine.project_bytes(1)
+        assert engine.memory().kv == 10 * slot
+        assert (engine.trim(1 << 60) > 0) == (most > 0)
+        assert engine.trim(1 << 60) <= most * slot
+        engine.close()
 
 
 def test_many_unlike_rows_share_one_allowance(models):

@@ -19,7 +19,7 @@ TOKEN_BYTES = sum(2 * shape.heads * shape.dim * 4 for shape in SHAPES)
 CONTEXT_TOKENS = 4096
 STORAGES: dict[str, Any] = {"mlx": MlxStorage, "numpy": NumpyStorage}
 
-OPERATIONS = ("take", "take", "take", "write", "write", "grow", "close", "spoil", "restore")
+OPERATIONS = ("take", "take", "take", "write", "write", "grow", "close", "spoil", "restore", "trim")
 
 
 class Life:
@@ -77,6 +77,13 @@ class Life:
         column = int(self._random.integers(0, slot.capacity))
         self.put(slot, column, [each * np.nan for each in self.numbers(1)])
         slot.close(is_finite=False)
+
+    def trim(self, waiting: int) -> None:
+        """All memory that no row has is freed, but for what `waiting` short rows will take."""
+        before = self.slots.empty_bytes
+        self.slots.trim([1] * waiting)
+        assert self.slots.unneeded_bytes([1] * waiting) == 0
+        assert self.slots.empty_bytes <= min(before, waiting * CAPACITY_MIN * TOKEN_BYTES)
 
     def restore(self, row: int) -> None:
         """A copy of a row by blocks, but for its last token."""

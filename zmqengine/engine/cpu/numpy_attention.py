@@ -35,6 +35,10 @@ class NumpyStorage:
         """See `SlotStorage`."""
         return np.concatenate([first, second])
 
+    def chosen(self, array: Array, slots: Sequence[int]) -> Array:
+        """See `SlotStorage`."""
+        return array[list(slots)]
+
     def read(self, arrays: Sequence[Array], index: int, start: int, end: int) -> mx.array:
         """See `SlotStorage`."""
         return mx.array(np.stack([array[index : index + 1, :, start:end] for array in arrays]))

@@ -278,8 +278,7 @@ class FakeEngine:
         self._record("limit_memory", ())
         self.memory_limit_bytes = bytes_max
 
-    @property
-    def empty_bytes(self) -> int:
+    def trim(self, empty_bytes_max: int) -> int:
         return 0
 
     def share_device(self, rows_decoding: int) -> None:

@@ -79,9 +79,12 @@ def buffer_cache_bytes(memory_limit_bytes: int, parameter_bytes: int) -> int:
 
     By default MLX keeps all freed buffers up to the memory limit: 1.3 GB for a model of 0.1 GB were measured.
     """
-    most = memory_limit_bytes // 8
     # On CUDA each allocation calls the driver, and the release of a buffer that the host wrote waits for the device.
-    return most if mx.cuda.is_available() else min(most, max(_BUFFER_CACHE_BYTES_MIN, parameter_bytes // 4))
+    if mx.cuda.is_available():
+        return memory_limit_bytes // 8
+    # On a CPU slots are not MLX's, which does not free buffers for them: these are part of a step's workspace.
+    most = memory_limit_bytes // (8 if mx.metal.is_available() else 16)
+    return min(most, max(_BUFFER_CACHE_BYTES_MIN, parameter_bytes // 4))
 
 
 def _keep_mapped(bytes_: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -59,6 +60,10 @@ class SlotStorage(Protocol):
         """A new array of the slots of both."""
         ...
 
+    def chosen(self, array: Any, slots: Sequence[int]) -> Any:
+        """A new array of some slots."""
+        ...
+
     def read(self, arrays: Sequence[Any], index: int, start: int, end: int) -> mx.array:
         """A copy of columns of slot `index` of arrays of one shape, [arrays, 1, heads, tokens, dim]."""
         ...
@@ -84,8 +89,16 @@ class MlxStorage:
         return mx.zeros(list(shape), dtype)
 
     def joined(self, first: mx.array, second: mx.array) -> mx.array:
-        """See `SlotStorage`."""
-        return mx.concatenate([first, second])
+        """See `SlotStorage`. Computed at once: both exist until then."""
+        joined = mx.concatenate([first, second])
+        mx.eval(joined)
+        return joined
+
+    def chosen(self, array: mx.array, slots: Sequence[int]) -> mx.array:
+        """See `SlotStorage`. Computed at once: both exist until then."""
+        chosen = mx.concatenate([array[slot : slot + 1] for slot in slots])
+        mx.eval(chosen)
+        return chosen
 
     def read(self, arrays: Sequence[mx.array], index: int, start: int, end: int) -> mx.array:
         """See `SlotStorage`."""
@@ -228,6 +241,18 @@ class StatePool:
             for array in layer:
                 array[index : index + 1] = next(states)
 
+    def trim(self, slots: Sequence[Slot], count: int) -> None:
+        """Leave room for `count` rows, those of `slots` among them, in new arrays."""
+        self.settle()
+        taken = [slot.state for slot in slots]
+        order = [*taken, *(index for index in range(self.rows) if index not in taken)][:count]
+        for layer in self.arrays:
+            for number, array in enumerate(layer):
+                layer[number] = MlxStorage().chosen(array, order)
+        self._taken = [True] * len(slots)
+        for index, slot in enumerate(slots):
+            slot.state = index
+
     def _grow(self) -> None:
         """Add half as many slots again."""
         self.settle()
@@ -265,6 +290,11 @@ class SlotPool:
         return 0 if not self.keys else int(self.keys[0].shape[0])
 
     @property
+    def used(self) -> int:
+        """Slots with a row."""
+        return sum(slot is not None for slot in self.slots)
+
+    @property
     def bytes(self) -> int:
         """Bytes of the arrays, without those of the host that were never written."""
         return self.slot_bytes * (self.rows if self._storage.on_mlx else self._touched)
@@ -273,13 +303,16 @@ class SlotPool:
         """The arrays of these names."""
         return [(self.keys if name == "keys" else self.values)[layer] for layer, name in names]
 
-    def take(self) -> Slot:
-        """The free slot with the least index; attention covers all up to the last one in use."""
+    def take(self, ahead_bytes: int) -> Slot:
+        """The free slot with the least index; attention covers all up to the last one in use.
+
+        A pool without one grows, by at most `ahead_bytes` more than that.
+        """
         free = next((index for index, slot in enumerate(self.slots) if slot is None), len(self.slots))
         if free == len(self.slots):
             self.slots.append(None)
         if free >= self.rows:
-            self._grow()
+            self._grow(ahead_bytes)
         self._touched = max(self._touched, free + 1)
         slot = self.slots[free] = Slot(self, free)
         if free in self._unclean:
@@ -302,24 +335,44 @@ class SlotPool:
             self._unclean.clear()
             self.replaced()
 
+    def trim(self, count: int) -> None:
+        """Leave `count` slots, at least one for each row, in new arrays. Rows move from the others to free ones."""
+        assert count >= max(1, self.used), "every row has a slot"
+        order = sorted(
+            range(self.rows), key=lambda index: index >= len(self.slots) or self.slots[index] is None
+        )
+        order = order[:count]
+        for arrays in (self.keys, self.values):
+            for layer, array in enumerate(arrays):
+                arrays[layer] = self._storage.chosen(array, order)
+        self._unclean = {number for number, index in enumerate(order) if index in self._unclean}
+        self.slots = [self.slots[index] for index in order[: self.used]]
+        for number, slot in enumerate(self.slots):
+            assert slot is not None, "rows come first"
+            slot.index = number
+        self._touched = min(self._touched, count)
+        self.replaced()
+
     def replaced(self) -> None:
         """Note that arrays were replaced."""
         self.views = None
 
-    def _grow(self) -> None:
-        """Add half as many slots again: at most a third is unused, and each is copied twice on average."""
+    def _grow(self, ahead_bytes: int) -> None:
+        """Add half as many slots again, if memory allows: at most a third is unused, and each is copied twice on
+        average."""
         more = max(self._storage.slots_least, self.rows // 2)
+        if self._storage.on_mlx:
+            more = min(more, 1 + max(0, ahead_bytes) // self.slot_bytes)
 
-        def grown(arrays: Sequence[Any]) -> list[Any]:
-            fresh = [
-                self._storage.zeros((more, each.heads, self.capacity, each.dim), each.dtype)
-                for each in self._shapes
-            ]
-            return (
-                [self._storage.joined(*pair) for pair in zip(arrays, fresh, strict=True)] if arrays else fresh
-            )
+        def fresh(shape: KVShape) -> Any:
+            return self._storage.zeros((more, shape.heads, self.capacity, shape.dim), shape.dtype)
 
-        self.keys, self.values = grown(self.keys), grown(self.values)
+        if not self.keys:
+            self.keys, self.values = list(map(fresh, self._shapes)), list(map(fresh, self._shapes))
+        else:
+            for arrays in (self.keys, self.values):
+                for layer, shape in enumerate(self._shapes):
+                    arrays[layer] = self._storage.joined(arrays[layer], fresh(shape))
         self.replaced()
 
 
@@ -343,6 +396,8 @@ class Slots:
         least = -(-context_tokens >> (POOLS_MAX - 1))
         self._capacity_min = max(CAPACITY_MIN, 1 << max(0, least - 1).bit_length())
         self._token_bytes = sum(each.token_bytes for each in shapes)
+        self.ahead_bytes = 1 << 60
+        """Bytes that pools may allocate for rows to come."""
 
     def capacity(self, tokens: int) -> int:
         """The capacity of the slot for a row of `tokens`."""
@@ -365,7 +420,10 @@ class Slots:
         capacity = self.capacity(tokens)
         if capacity not in self.pools:
             self.pools[capacity] = SlotPool(self.shapes, capacity, self.storage)
-        return self.pools[capacity].take()
+        rows = self.pools[capacity].rows
+        slot = self.pools[capacity].take(self.ahead_bytes)
+        self.ahead_bytes -= max(0, self.pools[capacity].rows - rows - 1) * slot.pool.slot_bytes
+        return slot
 
     def move(self, slot: Slot, tokens: int, computed: int) -> Slot:
         """Copy the first `computed` tokens of a slot into one for `tokens`, and give it back."""
@@ -386,15 +444,44 @@ class Slots:
     def byte_count(self) -> int:
         """Bytes of slots in use."""
         states = 0 if self.states is None else self.states.slot_bytes * self.states.used
-        return states + sum(
-            pool.slot_bytes * sum(slot is not None for slot in pool.slots) for pool in self.pools.values()
-        )
+        return states + sum(pool.slot_bytes * pool.used for pool in self.pools.values())
 
     @property
     def empty_bytes(self) -> int:
         """Bytes of allocated slots without a row."""
         states = 0 if self.states is None else self.states.slot_bytes * self.states.rows
         return states + sum(pool.bytes for pool in self.pools.values()) - self.byte_count
+
+    @property
+    def largest_array_bytes(self) -> int:
+        """Bytes of the largest array: pools grow and shrink array by array."""
+        token_bytes = max(each.token_bytes for each in self.shapes) // 2
+        return max((pool.bytes for pool in self.pools.values()), default=0) * token_bytes // self._token_bytes
+
+    def unneeded_bytes(self, waiting: Sequence[int]) -> int:
+        """Bytes of allocated slots that neither a row has nor one that waits, of as many tokens, will take."""
+        coming = Counter(self.capacity(tokens) for tokens in waiting)
+        states = self.states
+        unneeded_bytes = sum(
+            max(0, pool.bytes - (pool.used + coming[pool.capacity]) * pool.slot_bytes)
+            for pool in self.pools.values()
+        )
+        if states is not None:
+            unneeded_bytes += max(0, states.rows - states.used - len(waiting)) * states.slot_bytes
+        return unneeded_bytes
+
+    def trim(self, waiting: Sequence[int]) -> None:
+        """Free these slots."""
+        coming = Counter(self.capacity(tokens) for tokens in waiting)
+        for pool in self.pools.values():
+            count = max(1, pool.used + coming[pool.capacity])
+            if pool.rows > count:
+                pool.trim(count)
+        if self.states is not None:
+            slots = [slot for pool in self.pools.values() for slot in pool.slots if slot is not None]
+            count = max(1, len(slots) + len(waiting))
+            if self.states.rows > count:
+                self.states.trim(slots, count)
 
     def clear(self) -> None:
         """Drop all slots and their arrays."""

@@ -271,9 +271,8 @@ class MlxLmRunner:
         alone = sum(cache.bytes for cache in self._open)
         return alone + sum(caches_of.byte_count(batch.caches) for batch in self._batches)
 
-    @property
-    def empty_bytes(self) -> int:
-        """0: arrays grow with their rows."""
+    def trim(self, empty_bytes_max: int, ahead_bytes: int, waiting: Sequence[int]) -> int:
+        """See `ModelRunner`. There is none: arrays grow with their rows."""
         return 0
 
     @property

@@ -140,9 +140,10 @@ class ModelRunner(Protocol):
         """Bytes of the caches of all rows."""
         ...
 
-    @property
-    def empty_bytes(self) -> int:
-        """Allocated bytes that no row uses."""
+    def trim(self, empty_bytes_max: int, ahead_bytes: int, waiting: Sequence[int]) -> int:
+        """Free allocated memory that neither rows have nor those that wait, of as many tokens, will take, if it is more
+        than `empty_bytes_max`; returns the bytes of what is left. From now on at most `ahead_bytes` are allocated for
+        rows to come."""
         ...
 
     @property

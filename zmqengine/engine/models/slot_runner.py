@@ -121,22 +121,27 @@ class SlotRunner:
         """See `ModelRunner`."""
         return self.slots.byte_count
 
-    @property
-    def empty_bytes(self) -> int:
+    def trim(self, empty_bytes_max: int, ahead_bytes: int, waiting: Sequence[int]) -> int:
         """See `ModelRunner`."""
-        return self.slots.empty_bytes
+        slots = self.slots
+        empty_bytes = slots.unneeded_bytes(waiting)
+        if empty_bytes > empty_bytes_max:
+            slots.trim(waiting)
+            empty_bytes = slots.unneeded_bytes(waiting)
+        slots.ahead_bytes = ahead_bytes - empty_bytes
+        return empty_bytes
 
     @property
     def host_bytes(self) -> int:
         """See `ModelRunner`."""
-        return 0 if self.slots.storage.on_mlx else self.byte_count + self.empty_bytes
+        return 0 if self.slots.storage.on_mlx else self.byte_count + self.slots.empty_bytes
 
     @property
     def copied_bytes(self) -> int:
         """See `ModelRunner`."""
         states = self.slots.states
         state_bytes = 0 if states is None else states.rows * states.slot_bytes
-        return max((pool.bytes for pool in self.slots.pools.values()), default=0) + state_bytes
+        return self.slots.largest_array_bytes + state_bytes
 
     def clear(self) -> None:
         """See `ModelRunner`."""

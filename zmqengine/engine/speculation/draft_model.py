@@ -49,10 +49,9 @@ class DraftModel:
         """Bytes of the draft model's KV caches."""
         return self._runner.byte_count
 
-    @property
-    def empty_bytes(self) -> int:
-        """Allocated bytes that no row uses."""
-        return self._runner.empty_bytes
+    def trim(self, empty_bytes_max: int, ahead_bytes: int) -> int:
+        """See `ModelRunner.trim`."""
+        return self._runner.trim(empty_bytes_max, ahead_bytes, ())
 
     def project_bytes(self, tokens: int) -> int:
         """Maximum bytes of its cache for a row of `tokens`."""

@@ -684,11 +684,14 @@ class MlxEngine:
         limit_mlx(bytes_max, self.info.parameter_bytes)
         self.wired.follow(bytes_max)
 
-    @property
-    def empty_bytes(self) -> int:
-        """Bytes allocated for rows to come."""
-        drafts = self._draft_model
-        return self._runner.empty_bytes + (0 if drafts is None else drafts.empty_bytes)
+    def trim(self, empty_bytes_max: int) -> int:
+        """See `Engine`. Buffers stay on a device that keeps them: there MLX reuses them below its limit."""
+        ahead_bytes = empty_bytes_max - self._store.byte_count - self._store.parked.bytes
+        waiting = [len(row.tokens) for row in self._rows.values() if row.cache is None and not row.gone]
+        left = self._runner.trim(empty_bytes_max, ahead_bytes, waiting)
+        if self._draft_model is not None:
+            left += self._draft_model.trim(empty_bytes_max - left, ahead_bytes - left)
+        return left
 
     def share_device(self, rows_decoding: int) -> None:
         """Shorten prefill chunks for rows of other processes."""

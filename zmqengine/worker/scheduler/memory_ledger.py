@@ -73,22 +73,14 @@ class MemoryLedger:
         """Whether `bytes_` more can be reserved now."""
         return self.reserved_bytes + bytes_ <= self.kv_bytes_max
 
-    def empty_bytes_beside(self, needed_bytes: int) -> int:
-        """Bytes of allocated slots without a row that remain when a new row of `needed_bytes` takes one of them.
-
-        The row may need a slot of another size: then the sum is short by its bytes, until the next row is admitted.
-        """
-        empty_bytes = 0 if self._generator is None else self._generator.empty_bytes
-        return max(0, empty_bytes - max(0, needed_bytes))
-
     def change(self, bytes_: int) -> None:
         """Reserve bytes; a negative number returns them."""
         self.reserved_bytes += bytes_
         assert 0 <= self.reserved_bytes <= self.kv_bytes_max, "a reservation was not asked for"
 
     def settle(self) -> None:
-        """Limit the prefix cache to the memory that rows leave. Called before every step, so that the limit holds
-        during it."""
+        """Limit empty rows, and then the prefix cache, to the memory that rows leave. Called before every step, so that
+        the limit holds during it."""
         if self._generator is None:
             return
         most = self._prompt_cache_bytes
@@ -96,12 +88,14 @@ class MemoryLedger:
             most = int(self.kv_bytes_max * self._prompt_cache_share)
         left_bytes = self.kv_bytes_max - self.reserved_bytes
         # Memory of allocated but empty rows is not free for the prefix cache.
-        room = max(0, min(most, left_bytes - self._generator.empty_bytes))
+        room = max(0, min(most, left_bytes - self._generator.trim(left_bytes)))
         if self._relief_bytes is not None:
             room = min(room, self._relief_bytes)
         if room != self._room_told:
             self._room_told = room
-            self._generator.limit_prompt_cache(room)
+            if self._generator.limit_prompt_cache(room):
+                # Parked rows leave empty ones.
+                self._generator.trim(left_bytes)
 
     @property
     def prompt_cache_bytes(self) -> int:

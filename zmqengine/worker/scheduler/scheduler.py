@@ -210,9 +210,7 @@ class Scheduler:
             return False
         # Without room for the next growth of every row, the new one would be preempted for it in the next pass.
         growth_bytes = sum(self._reservation(row)[1] - row.reserved_bytes for row in rows)
-        # Beside other rows only: a request that is alone never waits for empty slots, which nobody would free.
-        empty_bytes = self.memory.empty_bytes_beside(needed_bytes) if rows else 0
-        return self.memory.fits(needed_bytes + growth_bytes + empty_bytes)
+        return self.memory.fits(needed_bytes + growth_bytes)
 
     def _grow(self, now_s: float) -> None:
         """Extend the reservations of rows that near their end, preempting the last in order while memory is short."""
