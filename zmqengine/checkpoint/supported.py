@@ -1,7 +1,7 @@
-"""Whether the installed mlx-lm, or an encoder here, reads a checkpoint's type of model. Imports neither.
+"""Whether the installed mlx-lm, mlx-vlm or an encoder here reads a checkpoint's type of model. Imports none of them.
 
 mlx-lm has a file in `mlx_lm/models` for each type that it reads, and two tables in `mlx_lm/utils.py` of types that are
-read as another one.
+read as another one. mlx-vlm, an extra, has a folder for each; those with a `LanguageModel` speak.
 """
 
 from __future__ import annotations
@@ -49,11 +49,33 @@ def why_not_supported(directory: Path, config: Mapping[str, Any]) -> str:
         return "its config.json names no model_type"
     if config.get("model_file") is not None:
         return f"it asks for code of its own ({config['model_file']}), which is not run here"
-    kind = str(config["model_type"])
-    read_as = text_config(config) if is_seeing(config) else config
-    if _type_of(mlx_lm, read_as) not in mlx_lm.types:
-        return f"neither mlx-lm nor an encoder here reads a {kind!r}"
+    if not _is_of_mlx_lm(mlx_lm, config) and not is_of_mlx_vlm(config):
+        told = f"neither mlx-lm nor an encoder here reads a {str(config['model_type'])!r}"
+        if _mlx_vlm_root() is not None:
+            return f"{told}, and mlx-vlm has no language model of that type"
+        return f"{told}: mlx-vlm may, which the extra mlx-vlm installs (pip install 'zmqengine[mlx-vlm]')"
     return _why_no_products(directory, config)
+
+
+def is_of_mlx_vlm(config: Mapping[str, Any]) -> bool:
+    """Whether mlx-vlm's code runs a checkpoint: mlx-lm has none for its type, and the installed mlx-vlm has."""
+    mlx_lm, root = _installed(), _mlx_vlm_root()
+    if mlx_lm is None or root is None or "model_type" not in config:
+        return False
+    # The text part of a model that sees is built here.
+    if is_seeing(config) or _is_of_mlx_lm(mlx_lm, config):
+        return False
+    kind = str(config["model_type"]).lower()
+    kind = str(_remappings(root / "utils.py").get("MODEL_REMAPPING", {}).get(kind, kind))
+    if not kind.isidentifier():
+        return False
+    files = [*(root / "models" / kind).glob("*.py"), root / "models" / f"{kind}.py"]
+    return any("class LanguageModel" in file.read_text("utf-8") for file in files if file.is_file())
+
+
+def _is_of_mlx_lm(mlx_lm: _MlxLm, config: Mapping[str, Any]) -> bool:
+    read_as = text_config(config) if is_seeing(config) else config
+    return _type_of(mlx_lm, read_as) in mlx_lm.types
 
 
 def _why_no_products(directory: Path, config: Mapping[str, Any]) -> str:
@@ -101,10 +123,25 @@ def _installed() -> _MlxLm | None:
         return None
     root = Path(package.submodule_search_locations[0])
     types = frozenset(path.stem for path in (root / "models").glob("*.py"))
+    tables = _remappings(root / "utils.py")
+    return _MlxLm(types, tables.get("MODEL_REMAPPING", {}), tables.get("MODEL_ARCHITECTURE_REMAPPING", {}))
+
+
+@functools.cache
+def _mlx_vlm_root() -> Path | None:
+    """The folder of the installed mlx-vlm."""
+    package = importlib.util.find_spec("mlx_vlm")
+    locations = None if package is None else package.submodule_search_locations
+    return Path(locations[0]) if locations else None
+
+
+@functools.cache
+def _remappings(file: Path) -> dict[str, dict[Any, str]]:
+    """The tables of a module of types that are read as another one."""
     tables: dict[str, dict[Any, str]] = {}
-    for statement in ast.parse((root / "utils.py").read_text("utf-8")).body:
+    for statement in ast.parse(file.read_text("utf-8")).body:
         if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Dict):
             for target in statement.targets:
                 if isinstance(target, ast.Name) and target.id.endswith("_REMAPPING"):
                     tables[target.id] = ast.literal_eval(statement.value)
-    return _MlxLm(types, tables.get("MODEL_REMAPPING", {}), tables.get("MODEL_ARCHITECTURE_REMAPPING", {}))
+    return tables

@@ -145,7 +145,7 @@ def open_mlx_engine(
         engine.keep_on_disk(found, options, wake)
     if not engine.info.batchable:
         log.warning(
-            "this model is served row by row: mlx-lm cannot step several of its rows in one call",
+            "this model is served row by row: its code cannot step several of its rows in one call",
             extra={"model": engine.info.name},
         )
     facts = {

@@ -12,7 +12,7 @@ import mlx.core as mx
 from zmqengine.checkpoint.cache_shape import context_tokens
 from zmqengine.checkpoint.on_disk import local_directory
 from zmqengine.checkpoint.recipe import read_recipe
-from zmqengine.checkpoint.supported import why_not_supported
+from zmqengine.checkpoint.supported import is_of_mlx_vlm, why_not_supported
 from zmqengine.checkpoint.text_config import WHOLE_TYPES, is_seeing
 from zmqengine.checkpoint.vision import VisionRecipe, read_vision, why_blind
 from zmqengine.engine.host.device_errors import device_error
@@ -21,6 +21,7 @@ from zmqengine.engine.load.bare_checkpoint import bare_classes, is_bare
 from zmqengine.engine.load.generation_config import sampling_facts
 from zmqengine.engine.load.tokenizer_export import ExportedTokenizer, export_tokenizer, with_facts
 from zmqengine.engine.load.vision_text import ModelClasses, classes_of, placed_classes
+from zmqengine.engine.load.vlm_caches import choose_caches
 from zmqengine.engine.models.mlx_lm import (
     fetch_model,
     load_config,
@@ -28,6 +29,7 @@ from zmqengine.engine.models.mlx_lm import (
     load_tokenizer,
     model_classes,
 )
+from zmqengine.engine.models.mlx_vlm import VlmText, load_text_model
 from zmqengine.errors import ModelLoadError
 
 Report = Callable[[str, "float | None"], None]
@@ -62,13 +64,7 @@ def load(model: str, report: Report = lambda stage, fraction: None, *, name: str
         if reason := why_not_supported(directory, recipe.config):
             raise ModelLoadError(f"{directory}: {reason}")
         bare = is_bare(directory)
-        network, config = load_model(
-            directory,
-            lazy=True,
-            # Layers alone have no head: where mlx-lm wants one, it is given the embedding's.
-            model_config={"tie_word_embeddings": True} if bare else {},
-            get_model_classes=bare_classes if bare else _classes(directory),
-        )
+        network, config = _load_network(directory, recipe.config, bare=bare)
         eos_token_ids = config.get("eos_token_id")
         exported = export_tokenizer(load_tokenizer(directory, eos_token_ids=eos_token_ids))  # type: ignore[no-untyped-call]
         blind = why_blind(directory)
@@ -77,6 +73,8 @@ def load(model: str, report: Report = lambda stage, fraction: None, *, name: str
         vision = read_vision(directory, exported.tokenizer_json)
         report("reading weights", 0.0)
         parameter_bytes = evaluate(network, lambda fraction: report("reading weights", fraction))
+        if isinstance(network, VlmText):
+            choose_caches(network)
         vocab_size = _try_out(network)
     except ModelLoadError:
         raise
@@ -95,6 +93,21 @@ def load(model: str, report: Report = lambda stage, fraction: None, *, name: str
         generates=not bare or recipe.config.get("tie_word_embeddings") is not False,
     )
     return LoadedModel(network, info, exported, directory, vision)
+
+
+def _load_network(directory: Path, config: Mapping[str, Any], *, bare: bool) -> tuple[Any, dict[str, Any]]:
+    """The network of a checkpoint, its arrays not read yet, and its config: mlx-lm's, or mlx-vlm's where mlx-lm has
+    none."""
+    if is_of_mlx_vlm(config):
+        return load_text_model(directory)
+    loaded: tuple[Any, dict[str, Any]] = load_model(  # type: ignore[assignment]
+        directory,
+        lazy=True,
+        # Layers alone have no head: where mlx-lm wants one, it is given the embedding's.
+        model_config={"tie_word_embeddings": True} if bare else {},
+        get_model_classes=bare_classes if bare else _classes(directory),
+    )
+    return loaded
 
 
 def _classes(directory: Path) -> ModelClasses:

@@ -21,6 +21,7 @@ from zmqengine.engine.models.attention import WIDTH_MAX
 from zmqengine.engine.models.decoder import DecoderModel
 from zmqengine.engine.models.families import read_weights
 from zmqengine.engine.models.layers import Experts, Unsupported
+from zmqengine.engine.models.mlx_vlm import VlmText
 from zmqengine.engine.models.model_runner import ModelRunner, RowPiece
 from zmqengine.engine.models.ops import Ops, PlainOps
 from zmqengine.engine.models.slot_runner import SlotRunner
@@ -74,8 +75,9 @@ def open_model(
     try:
         weights = read_weights(model, in_columns=not ops.on_mlx)
     except Unsupported as error:
-        log.info("mlx-lm's own code runs this model", extra={"reason": str(error)})
-        return OpenedModel(theirs, facts={"model_code": f"mlx-lm's: {error}"})
+        whose = "mlx-vlm's" if isinstance(model, VlmText) else "mlx-lm's"
+        log.info(f"{whose} own code runs this model", extra={"reason": str(error)})
+        return OpenedModel(theirs, facts={"model_code": f"{whose}: {error}"})
     is_exact = weights.norm.weight.dtype == mx.float32
     decoder = _decoder(weights, reference)
     ours = SlotRunner(decoder, context_tokens)

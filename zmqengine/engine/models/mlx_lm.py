@@ -22,6 +22,7 @@ try:
         scaled_dot_product_attention,
     )
     from mlx_lm.models.cache import (
+        ArraysCache,
         BatchRotatingKVCache,
         CacheList,
         KVCache,
@@ -37,6 +38,7 @@ finally:
     resource.setrlimit = _set_limit
 
 __all__ = [
+    "ArraysCache",
     "BatchRotatingKVCache",
     "CacheList",
     "KVCache",
