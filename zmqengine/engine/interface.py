@@ -235,10 +235,10 @@ class EngineMemory:
     """Memory of an engine by purpose, in bytes.
 
     `kv`: caches of all rows, of every batch (`padding` included) and of rows in prefill. `parked` and `prompt_cache` do
-    not overlap. `workspace`: an upper bound of the transient memory of the next step, for a prefill chunk and for a
-    copy of the largest batch's caches when they grow or a row joins; allocated already only for empty rows of a batch.
-    `buffers`: freed memory that the platform keeps for reuse. `active`: memory in use as the platform reports it,
-    `peak` its maximum. Figures that the platform does not report are 0.
+    not overlap. `workspace`: an upper bound of the transient memory of the next step, for a prefill chunk and for the
+    largest copy of rows' caches when they grow or a row joins. `buffers`: freed memory that the platform keeps for
+    reuse. `active`: memory in use as the platform reports it, `peak` its maximum. Figures that the platform does not
+    report are 0.
     """
 
     weights: int
@@ -359,7 +359,8 @@ class Engine(Protocol):
 
     def trim(self, empty_bytes_max: int) -> int:
         """Free memory that is allocated and that no row has or will take, if it is more than this; returns the bytes of
-        what is left, which no row's `project_bytes` counts. Waits for the device if it frees any."""
+        what is left and of copies that the next step makes, which no row's `project_bytes` counts. Waits for the device
+        if it frees any."""
         ...
 
     def share_device(self, rows_decoding: int) -> None:

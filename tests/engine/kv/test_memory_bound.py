@@ -198,3 +198,15 @@ def test_many_unlike_rows_share_one_allowance(models):
     assert memory.kv <= sum(engine.project_bytes(length + 2) for length in lengths) + allowed
     # Fewer batches than rows: what is allowed is used.
     assert 1 < len(runner._batches) < 24
+
+
+def test_the_prefix_cache_makes_room_for_copies_of_mlx_lms_batches(models):
+    """They are copied as they grow, beyond the workspace of a start, which knows of no rows."""
+    engine = make_engine(models["mamba"], rows_max=8, prompt_cache_bytes=0)
+    assert engine.trim(1 << 60) == 0
+    at_start = engine.memory().workspace
+    for row in range(4):
+        engine.insert([RowRequest(row, prompt(20, row), 9)])
+        engine.next()
+    assert engine.trim(1 << 60) >= engine.memory().kv > 0
+    assert engine.memory().workspace == at_start + engine.trim(1 << 60)

@@ -9,6 +9,9 @@ stays there: prefill, decode and verify blocks write the columns of the tokens t
 and neither does a rollback: columns behind `Row.computed_tokens` are written again. Slots come in few capacities, so
 that a row leaves at most half of its slot unused; a row that outgrows its slot is copied to a larger one, alone.
 
+A pool grows by half, where memory has room for rows to come. What no row has is freed when the rest of the memory is
+needed (`MemoryLedger.settle`): then rows move to the first slots of new arrays.
+
     slot   columns                             computed_tokens
     0      a a a a a a a a a a . . . . . .     10
     1      b b b b b x . . . . . . . . . .     5        x: a rejected draft token, overwritten by the next step

@@ -272,8 +272,8 @@ class MlxLmRunner:
         return alone + sum(caches_of.byte_count(batch.caches) for batch in self._batches)
 
     def trim(self, empty_bytes_max: int, ahead_bytes: int, waiting: Sequence[int]) -> int:
-        """See `ModelRunner`. There is none: arrays grow with their rows."""
-        return 0
+        """See `ModelRunner`. Nothing is allocated ahead; batches are copied as they grow."""
+        return self.copied_bytes
 
     @property
     def padding_bytes(self) -> int:

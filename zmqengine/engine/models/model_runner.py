@@ -142,8 +142,8 @@ class ModelRunner(Protocol):
 
     def trim(self, empty_bytes_max: int, ahead_bytes: int, waiting: Sequence[int]) -> int:
         """Free allocated memory that neither rows have nor those that wait, of as many tokens, will take, if it is more
-        than `empty_bytes_max`; returns the bytes of what is left. From now on at most `ahead_bytes` are allocated for
-        rows to come."""
+        than `empty_bytes_max`; returns the bytes of what is left, and of copies that rows need. From now on at most
+        `ahead_bytes` are allocated for rows to come."""
         ...
 
     @property
