@@ -9,22 +9,27 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.nn.layers.quantized import quantize
 from mlx_lm.models import llama
 
 from tests.engine.models.families import FAMILY, MOE, build_packed
 from tests.engine.models.test_decoder import alike, steps, whole
 from tests.support.models import LLAMA, MIXTURE, VOCAB_SIZE, build_model
+from zmqengine.bench.models.small_models import ARCHITECTURES
 from zmqengine.engine.autotune.products import name_of
 from zmqengine.engine.autotune.saved_choices import SavedChoices
 from zmqengine.engine.cpu.numpy_ops import NumpyOps
 from zmqengine.engine.cuda import cuda_ops
 from zmqengine.engine.load import open_model as opening
 from zmqengine.engine.load.open_model import open_model
+from zmqengine.engine.load.probe import rows_of
+from zmqengine.engine.models import ops as ops_module
 from zmqengine.engine.models.attention import WIDTH_MAX, MlxAttention
 from zmqengine.engine.models.decoder import DecoderModel
 from zmqengine.engine.models.families import read_weights
 from zmqengine.engine.models.layers import Experts
 from zmqengine.engine.models.mlx_lm_runner import MlxLmRunner
+from zmqengine.engine.models.model_runner import RowPiece
 from zmqengine.engine.models.ops import PlainOps
 from zmqengine.engine.models.slot_runner import SlotRunner
 
@@ -239,3 +244,32 @@ def test_what_is_compared_is_compared_sharply() -> None:
     assert opening._alike([logits], lambda: [logits * 1.02], is_exact=False)
     assert not opening._alike([logits], lambda: [logits * np.nan], is_exact=False)
     assert not opening._alike([logits], lambda: [], is_exact=False)
+
+
+def test_a_model_that_mlx_lm_does_not_run_here_is_run_by_the_decoder(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As gpt_oss on CUDA, where MLX lacks a product: experts are dequantised, and the log says that nothing was
+    compared. A model of another family fails with MLX's words."""
+    model = build_model(ARCHITECTURES["gpt_oss"])
+    quantize(model, group_size=32, bits=4, mode="mxfp4")
+    prompt = mx.array([[1, 2, 3, 4]])
+    wanted = model(prompt)[0, -1]
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("[gather_qmm] No implementation for problem shape")
+
+    monkeypatch.setattr(mx, "gather_qmm", refuse)
+    monkeypatch.setattr(ops_module, "_GATHERS", {})
+    found = opened(model)
+    (row,) = rows_of([[1, 2, 3, 4]])
+    row.cache = found.runner.open(4)
+    logits = found.runner.forward([RowPiece(row, 0, 4, samples=1)], prompt[0], 1).logits
+    assert logits is not None
+    assert mx.allclose(logits[0, 0], wanted, rtol=1e-3, atol=1e-3)
+    assert "mlx-lm's own code does not run here" in caplog.text
+    assert "not compared" in found.facts["model_code"]
+    mixtral = build_model(MIXTURE)
+    quantize(mixtral, group_size=32, bits=4, mode="mxfp4")
+    with pytest.raises(RuntimeError, match="No implementation"):
+        opened(mixtral)

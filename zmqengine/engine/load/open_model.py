@@ -21,6 +21,7 @@ from zmqengine.engine.models.attention import WIDTH_MAX
 from zmqengine.engine.models.decoder import DecoderModel
 from zmqengine.engine.models.families import read_weights
 from zmqengine.engine.models.layers import Experts, Unsupported
+from zmqengine.engine.models.mlx_lm_runner import MlxLmRunner
 from zmqengine.engine.models.mlx_vlm import VlmText
 from zmqengine.engine.models.model_runner import ModelRunner, RowPiece
 from zmqengine.engine.models.ops import Ops, PlainOps
@@ -71,21 +72,33 @@ def open_model(
     """
     until_s = time.perf_counter() + seconds_max
     report("opening the decoder", None)
-    theirs = open_runner(model, parameter_bytes)
+    theirs: MlxLmRunner | Exception
+    try:
+        theirs = open_runner(model, parameter_bytes)
+    except Exception as error:  # noqa: BLE001 - whatever it raises, our decoder may run the model
+        theirs = error
     try:
         weights = read_weights(model, in_columns=not ops.on_mlx)
     except Unsupported as error:
+        if isinstance(theirs, Exception):
+            raise theirs from None
         whose = "mlx-vlm's" if isinstance(model, VlmText) else "mlx-lm's"
         log.info(f"{whose} own code runs this model", extra={"reason": str(error)})
         return OpenedModel(theirs, facts={"model_code": f"{whose}: {error}"})
     is_exact = weights.norm.weight.dtype == mx.float32
     decoder = _decoder(weights, reference)
     ours = SlotRunner(decoder, context_tokens)
-    wanted = steps_of(theirs, together=False)
-    if not _alike(wanted, lambda: steps_of(ours, together=True), is_exact=is_exact):
-        log.warning("the decoder's logits differ from mlx-lm's; mlx-lm's own code runs this model")
-        return OpenedModel(theirs, facts={"model_code": "mlx-lm's: the decoder's logits differ"})
     facts = {"model_code": "ours"}
+    if isinstance(theirs, Exception):
+        log.warning(
+            "mlx-lm's own code does not run here; no logits to compare", extra={"reason": str(theirs)[:200]}
+        )
+        facts["model_code"] = "ours, not compared: mlx-lm's own code does not run here"
+    else:
+        wanted = steps_of(theirs, together=False)
+        if not _alike(wanted, lambda: steps_of(ours, together=True), is_exact=is_exact):
+            log.warning("the decoder's logits differ from mlx-lm's; mlx-lm's own code runs this model")
+            return OpenedModel(theirs, facts={"model_code": "mlx-lm's: the decoder's logits differ"})
     if saved is not None:
         choices = tune_products(
             weights,

@@ -19,6 +19,7 @@ from zmqengine.engine.models.attention import MlxAttention, SlotAttention
 from zmqengine.engine.models.few_sizes import few_sizes
 from zmqengine.engine.models.layers import Experts, Gated, HeadShape, Linear, Norm, RotaryEmbedding, Router
 from zmqengine.engine.models.slot_recurrence import MlxRecurrence, RecurrentMixer, SlotRecurrence
+from zmqengine.engine.models.tree import mapped
 
 Product = Callable[[mx.array, Linear], mx.array]
 QKV = tuple[mx.array, ...]
@@ -412,22 +413,49 @@ def _each_expert(inputs: mx.array, chosen: mx.array, experts: Experts) -> mx.arr
     return found.squeeze(-2)
 
 
+_GATHERS: dict[object, bool] = {}
+"""Whether MLX multiplies by chosen ones of quantised weights, by their shape."""
+
+
+def _gathers(linear: Linear, dtype: mx.Dtype) -> bool:
+    """Whether MLX multiplies `dtype` by chosen ones of these quantised weights: on CUDA it does not for every shape.
+
+    One product is tried, since MLX says so only when it computes.
+    """
+    key = shape_of(linear), dtype
+    if key not in _GATHERS:
+        one = mapped(linear, mx.array, lambda array: mx.zeros((1, *array.shape[1:]), array.dtype))
+        inputs, chosen = mx.zeros((1, 1, 1, linear.inputs), dtype), mx.zeros((1, 1), mx.uint32)
+        try:
+            mx.eval(_gathered(inputs, one, chosen, is_sorted=False))
+            _GATHERS[key] = True
+        except RuntimeError:
+            _GATHERS[key] = False
+    return _GATHERS[key]
+
+
+def _gathered(inputs: mx.array, linear: Linear, chosen: mx.array, *, is_sorted: bool) -> mx.array:
+    assert linear.scales is not None, "quantised weights have scales"
+    return mx.gather_qmm(
+        inputs,
+        linear.weight,
+        linear.scales,
+        linear.biases,
+        rhs_indices=chosen,
+        transpose=True,
+        group_size=linear.group_size,
+        bits=linear.bits,
+        mode=linear.mode,
+        sorted_indices=is_sorted,
+    )
+
+
 def _of_experts(inputs: mx.array, linear: Linear, chosen: mx.array, *, is_sorted: bool) -> mx.array:
-    if linear.bits:
-        assert linear.scales is not None, "quantised weights have scales"
-        found = mx.gather_qmm(
-            inputs,
-            linear.weight,
-            linear.scales,
-            linear.biases,
-            rhs_indices=chosen,
-            transpose=True,
-            group_size=linear.group_size,
-            bits=linear.bits,
-            mode=linear.mode,
-            sorted_indices=is_sorted,
-        )
+    if linear.bits and _gathers(linear, inputs.dtype):
+        found = _gathered(inputs, linear, chosen, is_sorted=is_sorted)
     else:
-        assert linear.transposed is not None, "weights in full width have a view"
-        found = mx.gather_mm(inputs, linear.transposed, rhs_indices=chosen, sorted_indices=is_sorted)
+        weights = linear.transposed
+        if weights is None:
+            weights = dequantised(linear).astype(inputs.dtype).swapaxes(-1, -2)
+        found = mx.gather_mm(inputs, weights, rhs_indices=chosen, sorted_indices=is_sorted)
     return found if linear.bias is None else found + linear.bias[chosen][..., None, :]
