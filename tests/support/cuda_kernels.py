@@ -94,7 +94,15 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, *, as_written: bool = False) -> li
         return call
 
     monkeypatch.setattr(mx.fast, "cuda_kernel", cuda_kernel)
-    monkeypatch.setattr(mx, "compile", lambda function: Replayed(function, launched))
+    compiled = mx.compile
+    monkeypatch.setattr(
+        mx,
+        "compile",
+        # With options it is a function of mlx-lm, which may be imported only now.
+        lambda function, **options: (
+            compiled(function, **options) if options else Replayed(function, launched)
+        ),
+    )
     monkeypatch.setattr(kernel, "kernel_cache", lambda: Provided(provided))
     forget()
     return called
@@ -208,9 +216,11 @@ def forget() -> None:
 
 def add_and_norm(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
     """residual_norm.cu"""
-    residual, added, weight = inputs
+    residual, added, weight, added_weight = inputs
     assert facts["N"] == residual.shape[-1]
     assert residual.shape == added.shape
+    if facts["ADDED_NORM"]:
+        added = mx.fast.rms_norm(added, added_weight, number(facts["ADDED_EPS"]))
     total = residual + added
     return [total, mx.fast.rms_norm(total, weight, number(facts["EPS"]))]
 

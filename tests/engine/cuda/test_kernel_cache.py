@@ -35,7 +35,15 @@ from zmqengine.engine.cuda.slot_storage import CudaStorage
 from zmqengine.engine.host.backend import on_cuda
 from zmqengine.engine.kv.slots import KVShape, Slots
 from zmqengine.engine.models.attention import PlacedPiece
-from zmqengine.engine.models.layers import Experts, HeadShape, Linear, QueryKeyNorms, RotaryEmbedding, Router
+from zmqengine.engine.models.layers import (
+    Experts,
+    HeadShape,
+    Linear,
+    Norm,
+    QueryKeyNorms,
+    RotaryEmbedding,
+    Router,
+)
 
 pytestmark = pytest.mark.cuda_emulated
 
@@ -147,7 +155,8 @@ def build_every_kernel() -> None:
     (pool,) = slots.pools.values()
     storage.write(pool.keys, 0, 0, zeros(1, 1, 2, 3, 128))
     storage.read(pool.keys, 0, 0, 3)
-    between_products.add_and_norm(zeros(2, 4096), zeros(2, 4096), zeros(4096), 1e-5)
+    for added_norm in (None, Norm(zeros(4096), 1e-6)):
+        between_products.add_and_norm(zeros(2, 4096), zeros(2, 4096), Norm(zeros(4096), 1e-5), added_norm)
     for rows, outputs, activation in ((8, 4096, ""), (32, 16_384, "gelu")):
         plain_products.few_rows(zeros(rows, 256), zeros(outputs, 256), zeros(outputs), activation=activation)
     linear, gate_up, down = Linear(zeros(4, 64)), Linear(zeros(4, 128, 64)), Linear(zeros(4, 64, 64))
@@ -208,7 +217,7 @@ def test_every_kernel_compiles_for_every_device(
         monkeypatch.setattr(nvrtc, "_check", lambda _: None)
         # CUDA's headers are looked for beside it.
         monkeypatch.setattr(nvrtc, "_mlx_directory", lambda: package)
-    assert len(every_kernel) == 31
+    assert len(every_kernel) == 42
     newest, oldest = (Nvrtc(name, kernel.HEADERS) for name in ("sm_90a", "sm_80"))
     for name, text in sorted(every_kernel):
         # Both of one kernel, or the test takes twice as long.

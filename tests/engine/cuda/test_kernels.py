@@ -87,21 +87,6 @@ def test_plain_weights_are_multiplied_for_few_rows(dtype, outputs, bias):
             assert error(got, halves(whole[:rows])) < 0.005
 
 
-@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32])
-@pytest.mark.parametrize(("tokens", "dim"), [(1, 64), (15, 896), (160, 4096), (2, 5124)])
-def test_a_product_is_added_and_normed(dtype, tokens, dim):
-    """The sum to the last bit, and the norm as MLX computes it."""
-    mx.random.seed(4)
-    residual = mx.random.normal((tokens, dim)).astype(dtype)
-    added = mx.random.normal((tokens, dim)).astype(dtype)
-    weight = mx.random.uniform(0.5, 2.0, (dim,)).astype(dtype)
-    total, normed = between_products.add_and_norm(residual, added, weight, 1e-5)
-    wanted_total = residual + added
-    wanted_normed = mx.fast.rms_norm(wanted_total, weight, 1e-5)
-    assert error(total, wanted_total) < 1e-9
-    assert error(normed, wanted_normed) < 0.005
-
-
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32])
 @pytest.mark.parametrize(
     ("heads", "key_heads", "dim", "dims"),

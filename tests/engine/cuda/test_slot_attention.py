@@ -367,8 +367,7 @@ def test_a_layer_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
         called.clear()
         decoder.trace([8], float("inf"))
         # The end of the layers is of another kind: two traces for each number of parts.
-        attend: Any = decoder.attention
-        kinds = len(attend.examples(8))
+        kinds = len(decoder.mixing.examples(8))
         assert (
             called.count("rotary_heads")
             == called.count("attention") + called.count("attention_part")
@@ -387,11 +386,11 @@ def test_a_layer_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def forward(decoder: DecoderModel, step: Sequence[Tokens]) -> mx.array:
     """Hidden states of a step of these rows."""
-    slots = Slots(decoder.shapes, CONTEXT)
+    slots = Slots(decoder.mixing.shapes, CONTEXT)
     pieces = [PlacedPiece(slots.take(each.capacity), each.computed, each.count) for each in step]
     count = len(pieces)
     inputs = Inputs(
         mx.zeros((count,), mx.uint32), mx.zeros((count,), mx.int32), mx.arange(count, dtype=mx.int32)
     )
-    hidden: mx.array = decoder.forward(inputs, decoder.attention.begin(pieces, count))
+    hidden: mx.array = decoder.forward(inputs, decoder.mixing.begin(pieces, count))
     return hidden

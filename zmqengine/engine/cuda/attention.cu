@@ -28,11 +28,9 @@
   uint4* queries_place = shared_start + WARPS * QUERIES * LINE / 4;
   const int window = (int)facts[1];
   int lo = seen_from(query0, apart ? WARPS * QUERIES : QUERIES, end, W, window), hi = end;
-  if (SPLITS > 1) {
-    const int share = (hi - lo + SPLITS - 1) / SPLITS;
-    lo += (int)blockIdx.z * share;
-    hi = min(lo + share, end);
-  }
+  const int parts = gridDim.z, share = (hi - lo + parts - 1) / parts;
+  lo += (int)blockIdx.z * share;
+  hi = min(lo + share, end);
   const float factor = facts[0] * 1.44269504f, cap = CAPPED ? facts[2] : 0.f;
   // Blocks of a part of the dimensions have no room for as many queries.
   if (V == D && apart)

@@ -7,7 +7,7 @@ length.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -49,9 +49,9 @@ def attend(
     tokens, dim = queries.shape[0], heads.dim
     facts = _facts(heads.scale, heads.window, heads.cap)
     sinks = facts if heads.sinks is None else heads.sinks
-    first, join = _variants(_kind(heads))[parts]
+    variants = _variants(_kind(heads))
     outputs = (tokens, heads.heads * dim)
-    (found,) = first(
+    (found,) = (variants.whole if parts == 1 else variants.part)(
         inputs=[queries, tiles, facts, sinks, *keys_values],
         grid=(tiles.size // TILE * heads.key_heads * WARPS * 32, dim // _DIMS[dim], parts),
         threadgroup=(WARPS * 32, 1, 1),
@@ -59,7 +59,7 @@ def attend(
     )
     if parts == 1:
         return found
-    return join(
+    return variants.join(
         inputs=[found, sinks],
         grid=(tokens * heads.heads * dim, 1, 1),
         threadgroup=(dim, 1, 1),
@@ -87,7 +87,7 @@ def blocks_of(tiles: int, key_heads: int, dim: int) -> int:
 
 
 def parts_of(blocks: int, columns: int) -> int:
-    """Number of thread blocks that split a row's columns: one of a few, since a kernel is compiled for each.
+    """Number of thread blocks that split a row's columns: one of a few, since a step is traced for each.
 
     `blocks`: thread blocks for all columns; one whose warps have queries of their own counts for each warp.
     """
@@ -128,12 +128,17 @@ def _kind(heads: HeadShape) -> _Kind:
     return _Kind(heads.dtype, heads.dim, heads.heads, heads.key_heads, sinks, heads.cap is not None)
 
 
-@lru_cache(maxsize=16)
-def _variants(kind: _Kind) -> Mapping[int, tuple[Variant, Variant]]:
-    """The kernel by number of parts: for all columns of a row or a part of them, and for the reduction of the parts.
+class _Variants(NamedTuple):
+    """The kernel for all columns of a row, for a part of them, and for the reduction of the parts."""
 
-    All at once, since traffic needs the other numbers later, when to compile one would be a pause.
-    """
+    whole: Variant
+    part: Variant
+    join: Variant
+
+
+@lru_cache(maxsize=16)
+def _variants(kind: _Kind) -> _Variants:
+    """All at once, since traffic needs the others later, when to compile one would be a pause."""
     join = Kernel(
         name="attention_join",
         input_names=["parts", "sinks"],
@@ -141,18 +146,14 @@ def _variants(kind: _Kind) -> Mapping[int, tuple[Variant, Variant]]:
         source=kernel_text("attention_join.cu"),
         header=kernel_text("join_warps.cuh"),
     )
-    whole = _variant("attention", "attention_whole.cu", kind, 1, kind.dtype)
-    variants = {1: (whole, whole)}
-    for parts in _PARTS[1:]:
-        part = _variant("attention_part", "attention_part.cu", kind, parts, mx.float32)
-        joined = join.variant(
-            [*kind.template, ("SPLITS", parts)], [mx.float32, kind.sinks or mx.float32], [kind.dtype]
-        )
-        variants[parts] = part, joined
-    return variants
+    return _Variants(
+        _variant("attention", "attention_whole.cu", kind, kind.dtype),
+        _variant("attention_part", "attention_part.cu", kind, mx.float32),
+        join.variant(kind.template, [mx.float32, kind.sinks or mx.float32], [kind.dtype]),
+    )
 
 
-def _variant(name: str, end: str, kind: _Kind, parts: int, output: mx.Dtype) -> Variant:
+def _variant(name: str, end: str, kind: _Kind, output: mx.Dtype) -> Variant:
     pools = [f"{array}{number}" for number in range(POOLS_MAX) for array in ("k", "v")]
     kernel = Kernel(
         name=name,
@@ -169,7 +170,6 @@ def _variant(name: str, end: str, kind: _Kind, parts: int, output: mx.Dtype) -> 
         ("KH", kind.key_heads),
         ("WARPS", WARPS),
         ("CAPPED", kind.is_capped),
-        ("SPLITS", parts),
     ]
     inputs = [kind.dtype, mx.int32, mx.float32, kind.sinks or mx.float32, *[kind.dtype] * len(pools)]
     return kernel.variant(template, inputs, [output])

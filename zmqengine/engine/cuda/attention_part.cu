@@ -1,4 +1,4 @@
-    float* to = out + (place * SPLITS + blockIdx.z) * (D + 2);
+    float* to = out + (place * parts + blockIdx.z) * (D + 2);
     to[first_dim + d] = joined.sum;
     if (first_dim + d == 0) {
       to[D] = joined.best;

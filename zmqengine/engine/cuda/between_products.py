@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from zmqengine.engine.cuda.kernel import Kernel, Variant
 from zmqengine.engine.cuda.kernel_text import for_each, kernel_text
-from zmqengine.engine.models.layers import HeadShape, RotaryEmbedding
+from zmqengine.engine.models.layers import HeadShape, Norm, RotaryEmbedding
 
 _FOUR = 4
 _LANES = 32
@@ -25,13 +25,15 @@ _DTYPES = (mx.bfloat16, mx.float16, mx.float32)
 
 
 def add_and_norm(
-    residual: mx.array, added: mx.array, weight: mx.array, eps: float
+    residual: mx.array, added: mx.array, norm: Norm, added_norm: Norm | None = None
 ) -> tuple[mx.array, mx.array]:
-    """The sum of `residual` and `added`, both [tokens, dim], and that sum after an RMS norm with `weight`."""
+    """The sum of `residual` and `added`, both [tokens, dim], the latter after a norm of its own if there is one, and
+    that sum after `norm`."""
     *_, dim = residual.shape
     threads = min(_THREADS_MAX, -(-dim // (_FOUR * _LANES)) * _LANES)
-    total, normed = _add_and_norm(residual.dtype, added.dtype, dim, threads, eps)(
-        inputs=[residual, added, weight],
+    first = None if added_norm is None else added_norm.eps
+    total, normed = _add_and_norm(residual.dtype, added.dtype, dim, threads, norm.eps, first)(
+        inputs=[residual, added, norm.weight, (added_norm or norm).weight],
         grid=(residual.size // dim * threads, 1, 1),
         threadgroup=(threads, 1, 1),
         output_shapes=[residual.shape, residual.shape],
@@ -144,10 +146,11 @@ def _add_and_norm(
     dim: int,
     threads: int,
     eps: float,
+    added_eps: float | None,
 ) -> Variant:
     kernel = Kernel(
         name="residual_norm",
-        input_names=["residual", "added", "weight"],
+        input_names=["residual", "added", "weight", "added_weight"],
         output_names=["sum", "normed"],
         source=kernel_text("residual_norm.cu"),
     )
@@ -157,8 +160,10 @@ def _add_and_norm(
         ("N", dim),
         ("THREADS", threads),
         ("EPS", bits_of(eps)),
+        ("ADDED_NORM", added_eps is not None),
+        ("ADDED_EPS", bits_of(added_eps or 0.0)),
     ]
-    return kernel.variant(template, [dtype, added, dtype], [dtype, dtype])
+    return kernel.variant(template, [dtype, added, dtype, dtype], [dtype, dtype])
 
 
 @lru_cache(maxsize=64)

@@ -58,11 +58,14 @@ class CudaOps(PlainOps):
         """
         return few_sizes(tokens, _TILE if tokens > _TILE else 1)
 
-    def add_and_norm(self, hidden: mx.array, added: mx.array, norm: Norm) -> tuple[mx.array, mx.array]:
+    def add_and_norm(
+        self, hidden: mx.array, added: mx.array, norm: Norm, added_norm: Norm | None = None
+    ) -> tuple[mx.array, mx.array]:
         """See `Ops`."""
-        if norm.weight.size % _FOUR or norm.weight.dtype != hidden.dtype:
-            return super().add_and_norm(hidden, added, norm)
-        return between_products.add_and_norm(hidden, added, norm.weight, norm.eps)
+        weights = [norm.weight, *([] if added_norm is None else [added_norm.weight])]
+        if any(weight.size % _FOUR or weight.dtype != hidden.dtype for weight in weights):
+            return super().add_and_norm(hidden, added, norm, added_norm)
+        return between_products.add_and_norm(hidden, added, norm, added_norm)
 
     def gated(self, inputs: mx.array, gate_up: tuple[Linear, ...], activation: str) -> mx.array:
         """See `PlainOps`. One kernel for the product and the activation."""

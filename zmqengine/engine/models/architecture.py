@@ -12,16 +12,28 @@ Mixer: TypeAlias = HeadShape | RecurrentMixer
 
 
 class Stream(NamedTuple):
-    """Hidden states [tokens, dim] between two layers: `hidden` and `added`, which the next norm adds up."""
+    """Hidden states [tokens, dim] between two layers: `hidden` and `added`, which the next norm adds up.
+
+    `added_norm`: of `added` alone, before.
+    """
 
     hidden: Any
     added: Any = None
+    added_norm: Norm | None = None
 
     def summed(self, ops: Ops, norm: Norm) -> tuple[Any, Any]:
         """The sum, and it after an RMS norm."""
         if self.added is None:
             return self.hidden, ops.norm(self.hidden, norm)
-        return ops.add_and_norm(self.hidden, self.added, norm)
+        return ops.add_and_norm(self.hidden, self.added, norm, self.added_norm)
+
+    def total(self, ops: Ops) -> Any:
+        """The sum."""
+        if self.added is None:
+            return self.hidden
+        return self.hidden + (
+            self.added if self.added_norm is None else ops.norm(self.added, self.added_norm)
+        )
 
 
 class Before(NamedTuple):

@@ -92,7 +92,7 @@ class DecoderModel:
                 stream = layer.after(ops, before, mixed, beside)
             if number < len(inputs.deep):
                 deep = inputs.deep[number] if number < last else inputs.deep[number][inputs.wanted]
-                stream = Stream(stream.hidden + stream.added, deep.astype(stream.hidden.dtype))
+                stream = Stream(stream.total(ops), deep.astype(stream.hidden.dtype))
         return stream.summed(ops, self.weights.norm)[1]
 
     def logits(self, hidden: Any) -> Any:

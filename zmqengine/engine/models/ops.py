@@ -59,8 +59,11 @@ class Ops(Protocol):
         """RMS norm of `hidden`."""
         ...
 
-    def add_and_norm(self, hidden: Any, added: Any, norm: Norm) -> tuple[Any, Any]:
-        """The sum of `hidden` and `added`, and that sum after an RMS norm."""
+    def add_and_norm(
+        self, hidden: Any, added: Any, norm: Norm, added_norm: Norm | None = None
+    ) -> tuple[Any, Any]:
+        """The sum of `hidden` and `added`, the latter after a norm of its own if there is one, and that sum after
+        `norm`."""
         ...
 
     def product(self, inputs: Any, *linears: Linear) -> Any:
@@ -151,9 +154,11 @@ class PlainOps:
         """See `Ops`."""
         return mx.fast.rms_norm(hidden, norm.weight, norm.eps)
 
-    def add_and_norm(self, hidden: mx.array, added: mx.array, norm: Norm) -> tuple[mx.array, mx.array]:
+    def add_and_norm(
+        self, hidden: mx.array, added: mx.array, norm: Norm, added_norm: Norm | None = None
+    ) -> tuple[mx.array, mx.array]:
         """See `Ops`."""
-        total = hidden + added
+        total = hidden + (added if added_norm is None else self.norm(added, added_norm))
         return total, self.norm(total, norm)
 
     def product(self, inputs: mx.array, *linears: Linear) -> mx.array:

@@ -60,18 +60,15 @@ class GemmaLayer(NamedTuple):
 
     def after(self, ops: Ops, before: Before, mixed: Any, beside: tuple[Any, ...]) -> Stream:
         """See `DecoderLayer`."""
-        attended = ops.norm(ops.product(mixed, self.out), self.out_norm)
-        hidden, normed = ops.add_and_norm(before.hidden, attended, self.mlp_norm)
+        attended = ops.product(mixed, self.out)
+        hidden, normed = ops.add_and_norm(before.hidden, attended, self.mlp_norm, self.out_norm)
         outputs = ops.mlp(normed, self.mlp)
         if self.experts is not None:
             outputs = self.experts.added_to(ops, outputs, hidden)
-        added = ops.norm(outputs, self.mlp_out_norm)
+        stream = Stream(hidden, outputs, self.mlp_out_norm)
         if self.own is not None:
-            hidden = hidden + added
-            added = self.own.added(ops, hidden, *beside)
-        if self.scale is None:
-            return Stream(hidden, added)
-        return Stream((hidden + added) * self.scale)
+            stream = self.own.added_to(ops, stream.total(ops), *beside)
+        return stream if self.scale is None else Stream(stream.total(ops) * self.scale)
 
 
 class ExpertsBeside(NamedTuple):
@@ -97,10 +94,10 @@ class OwnInput(NamedTuple):
     projection: Linear
     norm: Norm
 
-    def added(self, ops: Ops, hidden: Any, own: Any) -> Any:
-        """The numbers added to the hidden states for an input [tokens, width]."""
+    def added_to(self, ops: Ops, hidden: Any, own: Any) -> Stream:
+        """The hidden states, and what is added to them for an input [tokens, width]."""
         gated = gelu_approx(ops.product(hidden, self.gate)) * own
-        return ops.norm(ops.product(gated, self.projection), self.norm)
+        return Stream(hidden, ops.product(gated, self.projection), self.norm)
 
 
 class OwnInputs(NamedTuple):
