@@ -99,10 +99,34 @@ def test_a_file_of_another_form_is_the_models_own_mistake(tmp_path: Path, name: 
 def test_the_bytes_of_a_chat_follow_from_the_kinds_of_layers(
     fields: dict[str, Any], kind: str, numbers: int
 ) -> None:
-    """Layer by layer: all tokens, the last few, a state, or a latent."""
-    shape = shape_of(llama(**fields))
+    """Layer by layer, for mlx-lm's own caches: all tokens, the last few, a state, or a latent."""
+    shape = shape_of(llama(**{"model_type": "phi3", **fields}))
     assert shape.kind == kind
     assert shape.bytes_for(1000, 2) == 2 * numbers
+
+
+@pytest.mark.parametrize(
+    ("tokens", "slot"), [(1, 512), (505, 1024), (1000, 1024), (2048, 4608), (4096, 4608), (5000, 8192)]
+)
+def test_a_chat_of_our_decoder_takes_a_slot(tokens: int, slot: int) -> None:
+    """Of few sizes, windows and all: a power of two, or the context of 4,096 and a verify block."""
+    fields = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 100}
+    for model_type, outer in (("gemma3_text", {}), ("qwen3", {"model_type": "vlm"})):
+        config = llama(**fields, model_type=model_type)
+        shape = shape_of({**outer, "text_config": config} if outer else config)
+        assert shape.bytes_for(tokens, 2) == 2 * 4 * 32 * slot
+
+
+def test_types_that_take_slots_are_those_of_our_decoder() -> None:
+    """The estimate imports no MLX, so the types are written down twice."""
+    pytest.importorskip("mlx.core")
+    from zmqengine.checkpoint.cache_shape import _SLOT_TYPES
+    from zmqengine.engine.models import families
+
+    modules = {name for family in families._FAMILIES for name in family.MODULES}
+    assert modules <= _SLOT_TYPES
+    # Types that mlx-lm reads by such a module, or around one.
+    assert _SLOT_TYPES - modules == {"mistral", "gemma3", "gemma4", "qwen3_5_text", "qwen3_5_moe"}
 
 
 def test_a_model_that_also_sees_has_its_text_part_read() -> None:
@@ -133,7 +157,7 @@ def test_chats_are_what_the_limit_leaves(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(llama(quantization={"bits": 4, "group_size": 64})))
     checkpoint = open_checkpoint(tmp_path)
     assert checkpoint.quantisation == "4-bit"
-    each = 2 * 4 * 32 * (1000 + GROWTH_TOKENS)
+    each = 2 * 4 * 32 * 1024
     limit = int((10_000 + 3.5 * each) / (1 - ACTIVATION_SHARE))
     assert checkpoint.chats(limit, 1000) == 3
     assert checkpoint.chats(5_000, 1000) == 0
@@ -141,23 +165,21 @@ def test_chats_are_what_the_limit_leaves(tmp_path: Path) -> None:
     assert checkpoint.lengths() == [2048, 4096]
 
 
-@pytest.mark.parametrize("name", ["pico", "LLAMA", "SLIDING"])
+@pytest.mark.parametrize("name", ["pico", "LLAMA", "SLIDING", "MIXTURE"])
 def test_the_estimate_is_what_the_loaded_model_takes(name: str, tmp_path: Path) -> None:
     """Weights to a percent; the bytes of a chat as the engine projects them from real caches."""
     pytest.importorskip("mlx.core")
     from tests.support import models
-    from zmqengine.engine.load.loader import load
-    from zmqengine.engine.load.probe import open_runner
-    from zmqengine.engine.step.mlx_engine import MlxEngine
+    from zmqengine.engine.open import open_mlx_engine
+    from zmqengine.engine.options import EngineOptions
 
     directory = model_path() if name == "pico" else models.save_model(tmp_path / "m", getattr(models, name))
     checkpoint = open_checkpoint(directory)
-    loaded = load(str(directory))
-    assert checkpoint.weights.total_bytes == pytest.approx(loaded.info.parameter_bytes, rel=0.01)
-    assert checkpoint.shape.context_tokens == loaded.info.context_tokens
-    engine = MlxEngine(open_runner(loaded.model), loaded.info)
+    engine = open_mlx_engine(str(directory), EngineOptions(warm_up_s=0, speculate="off")).engine
+    assert checkpoint.weights.total_bytes == pytest.approx(engine.info.parameter_bytes, rel=0.01)
+    assert checkpoint.shape.context_tokens == engine.info.context_tokens
     try:
-        for tokens in (10, 500, 2000):
+        for tokens in (10, 500, 600, 2000, engine.info.context_tokens):
             estimated = checkpoint.shape.bytes_for(tokens, checkpoint.weights.float_bytes)
             assert estimated == pytest.approx(engine.project_bytes(tokens), rel=0.01)
     finally:

@@ -8,6 +8,17 @@ from typing import Any
 
 GROWTH_TOKENS = 256
 """Tokens by which mlx-lm's KV caches grow at a time."""
+SLOT_TOKENS_MIN = 512
+"""Tokens of the smallest slot of a row in our own decoder: shorter rows share a pool, and so a call of attention."""
+SLOT_SIZES_MAX = 8
+"""Maximum number of sizes of slots: a kernel of ours takes the arrays of as many pools."""
+VERIFY_TOKENS = 8
+"""Tokens of the widest verify block, which a row's slot has room for behind its tokens."""
+_SLOT_TYPES = {
+    *("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma3", "gemma3_text", "gemma4", "gemma4_text"),
+    *("gpt_oss", "glm4_moe", "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "lfm2", "lfm2_moe"),
+}
+"""Types of the models that our own decoder computes."""
 _FIXED_KINDS = {"linear_attention", "mamba", "mamba2", "recurrent", "conv", "rwkv"}
 _FIXED_MODELS = {"mamba", "mamba2", "rwkv7"}
 _CONTEXT_KEYS = (
@@ -28,6 +39,7 @@ class ConfigShape:
     """Layers by kind of cache, and the numbers that one token takes in one layer.
 
     `sliding_tokens` is the window of sliding layers; `fixed_layers` hold a recurrent state that does not grow.
+    `in_slots`: our own decoder keeps all tokens of every other layer in slots of few sizes.
     """
 
     full_layers: int
@@ -37,6 +49,7 @@ class ConfigShape:
     sliding_tokens: int
     context_tokens: int
     latent: bool
+    in_slots: bool
 
     @property
     def kind(self) -> str:
@@ -47,6 +60,10 @@ class ConfigShape:
 
     def bytes_for(self, tokens: int, float_bytes: int) -> int:
         """Bytes of the KV caches of one chat of this many tokens, growth included."""
+        if self.in_slots:
+            layers = self.full_layers + self.sliding_layers
+            slot = slot_tokens(tokens + VERIFY_TOKENS, self.context_tokens)
+            return layers * slot * self.numbers_per_token * float_bytes
         grown = tokens + GROWTH_TOKENS
         held = self.full_layers * grown + self.sliding_layers * min(grown, self.sliding_tokens)
         return held * self.numbers_per_token * float_bytes
@@ -66,7 +83,24 @@ def shape_of(config: Mapping[str, Any]) -> ConfigShape:
         sliding_tokens=_number(text, "sliding_window", "attention_window_size") or 0,
         context_tokens=context_tokens(config),
         latent=bool(text.get("kv_lora_rank")),
+        in_slots=text.get("model_type") in _SLOT_TYPES,
     )
+
+
+def slot_tokens(tokens: int, context_tokens: int) -> int:
+    """Tokens of the slot for a row of `tokens`: a power of two, or a full context.
+
+    A larger context has larger small slots: `SLOT_SIZES_MAX` sizes in all.
+    """
+    least = max(SLOT_TOKENS_MIN, _power_of_two(-(-context_tokens >> (SLOT_SIZES_MAX - 1))))
+    size = max(least, _power_of_two(tokens))
+    full = max(least, -(-(context_tokens + VERIFY_TOKENS) // SLOT_TOKENS_MIN) * SLOT_TOKENS_MIN)
+    return size if size < context_tokens or tokens > full else full
+
+
+def _power_of_two(tokens: int) -> int:
+    """The least one that is at least `tokens`."""
+    return 1 << max(0, tokens - 1).bit_length()
 
 
 def context_tokens(config: Mapping[str, Any]) -> int:

@@ -65,7 +65,7 @@ class Life:
         slot, known = self.rows[row]
         if 2 * slot.capacity <= CONTEXT_TOKENS:
             larger = self.slots.move(slot, slot.capacity + 1, known[0].shape[1])
-            assert larger.capacity == 2 * slot.capacity
+            assert larger.capacity == self.slots.capacity(slot.capacity + 1) >= 2 * slot.capacity
             self.rows[row] = larger, known
 
     def close(self, row: int) -> None:
@@ -158,17 +158,22 @@ def test_the_free_slot_with_the_least_index_is_taken(storage: str) -> None:
 
 
 def test_slots_come_in_few_capacities() -> None:
-    """Powers of two, so a row uses at least half of its slot, but for the shortest; no more than kernels take."""
+    """Powers of two, so a row uses at least half of its slot, but for the shortest; no more than kernels take. The slot
+    of a full context is no larger than that and a verify block."""
     for context_tokens in (100, 4096, 131_072, 1 << 20, 1_000_001):
         slots = Slots(SHAPES, context_tokens)
         lengths = [*range(1, 2000, 7), *(context_tokens * part // 97 for part in range(1, 98))]
-        capacities = {tokens: slots.capacity(tokens) for tokens in lengths if 0 < tokens <= context_tokens}
+        lengths += [context_tokens, context_tokens + 8]
+        capacities = {
+            tokens: slots.capacity(tokens) for tokens in lengths if 0 < tokens <= context_tokens + 8
+        }
         assert len({*capacities.values()}) <= POOLS_MAX
         least = min(capacities.values())
         assert least >= CAPACITY_MIN
         for tokens, capacity in capacities.items():
             assert tokens <= capacity
-            assert capacity < 2 * tokens or capacity == least
+            assert capacity < 2 * tokens + CAPACITY_MIN or capacity == least
+            assert capacity <= max(least, context_tokens + 8 + CAPACITY_MIN)
             assert slots.project_bytes(tokens) == capacity * TOKEN_BYTES
 
 

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
 
-CAPACITY_MIN = 512
-"""Tokens of the smallest slot: shorter rows share a pool, and so a call of attention."""
-POOLS_MAX = 8
-"""Maximum number of capacities: a kernel of ours takes the arrays of as many pools."""
+from zmqengine.checkpoint.cache_shape import SLOT_SIZES_MAX, SLOT_TOKENS_MIN, slot_tokens
+
+CAPACITY_MIN = SLOT_TOKENS_MIN
+POOLS_MAX = SLOT_SIZES_MAX
 COPIED_TOKENS = 1024
 """Maximum tokens of a row copied at once."""
 
@@ -377,7 +377,7 @@ class SlotPool:
 
 
 class Slots:
-    """The slots of all rows, in pools of few capacities: powers of two from `CAPACITY_MIN` on.
+    """The slots of all rows, in pools of few capacities: powers of two, and that of a full context.
 
     A row that outgrows its slot moves to a larger one, alone.
     """
@@ -393,15 +393,14 @@ class Slots:
         self.states = StatePool(states) if states else None
         self.storage: SlotStorage = storage or MlxStorage()
         self.pools: dict[int, SlotPool] = {}
-        least = -(-context_tokens >> (POOLS_MAX - 1))
-        self._capacity_min = max(CAPACITY_MIN, 1 << max(0, least - 1).bit_length())
+        self._context_tokens = context_tokens
         self._token_bytes = sum(each.token_bytes for each in shapes)
         self.ahead_bytes = 1 << 60
         """Bytes that pools may allocate for rows to come."""
 
     def capacity(self, tokens: int) -> int:
         """The capacity of the slot for a row of `tokens`."""
-        return max(self._capacity_min, 1 << max(0, tokens - 1).bit_length())
+        return slot_tokens(tokens, self._context_tokens)
 
     def project_bytes(self, tokens: int) -> int:
         """Bytes of the slot of a row of `tokens`."""
