@@ -68,7 +68,7 @@ def make_engine(model: Any, *, context_tokens: int = 2048, **options: Any) -> Ml
 
 
 def runner_of(
-    model: Any, kernels: Literal["auto", "mlx", "mlx-lm"] = "auto", context_tokens: int = 2048
+    model: Any, kernels: Literal["auto", "mlx", "metal", "mlx-lm"] = "auto", context_tokens: int = 2048
 ) -> Any:
     """A new runner for a model of mlx-lm, or with `mlx-lm` that of its own code; what opening finds out about the model
     is known to later tests."""

@@ -1,4 +1,5 @@
-"""Chats of unlike users through a worker, and through `mlx_lm.server`: README's table, for a few seconds each."""
+"""Chats of unlike users through a worker, and through `mlx_lm.server`: README's table, for a few seconds each and with
+shorter prompts."""
 
 from __future__ import annotations
 
@@ -28,7 +29,15 @@ def check(directory: Path) -> Iterator[Verdict]:
 
 
 def _talk(start: StartPlan) -> Iterator[Verdict]:
-    options = ScenarioOptions(chat_users=USERS, chat_minutes=1, chat_minute_s=SECONDS)
+    # Shorter prompts than in README: all users begin at once, and the seconds are for answers.
+    options = ScenarioOptions(
+        chat_users=USERS,
+        chat_minutes=1,
+        chat_minute_s=SECONDS,
+        chat_shared_tokens=100,
+        chat_prompt_tokens_median=120,
+        chat_prompt_tokens_max=800,
+    )
     plan = ServePlan(scenarios=("chat",), start=start, options=options, rounds=1)
     try:
         report = asyncio.run(serve(plan, lambda text: None))

@@ -23,16 +23,16 @@ _REPEATS = 30
 
 
 class KernelCase(NamedTuple):
-    """`rows` with so many `columns` each, of which each computes `count` tokens."""
+    """`rows` with so many `columns` each, of which each computes `tokens` more."""
 
     rows: int
     columns: int
-    count: int = 1
+    tokens: int = 1
 
     @property
     def name(self) -> str:
         """The case in words."""
-        return f"{self.rows} rows of {self.columns} columns, {self.count} tokens each"
+        return f"{self.rows} rows of {self.columns} columns, {self.tokens} tokens each"
 
 
 CASES = (
@@ -83,9 +83,10 @@ def _compare(name: str, heads: HeadShape, case: KernelCase) -> Verdict:
 def _attend(attention: MlxAttention, heads: HeadShape, case: KernelCase) -> tuple[np.ndarray, float]:
     """Attention of a step, and the microseconds of a layer of it, writes of keys and values included."""
     slots = Slots([KVShape(heads.key_heads, heads.dim, heads.dtype)], 2 * case.columns)
-    tokens = case.rows * case.count
+    tokens = case.rows * case.tokens
     pieces = [
-        PlacedPiece(slots.take(case.columns + case.count), case.columns, case.count) for _ in range(case.rows)
+        PlacedPiece(slots.take(case.columns + case.tokens), case.columns, case.tokens)
+        for _ in range(case.rows)
     ]
     pool = pieces[0].slot.pool
     for seed, arrays in enumerate((pool.keys, pool.values)):

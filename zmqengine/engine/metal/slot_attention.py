@@ -118,7 +118,7 @@ def attend_short(
         ("CAPPED", heads.cap is not None),
         ("SIMDGROUPS", SIMDGROUPS),
     ]
-    (attended,) = _kernel()(
+    outputs: list[mx.array] = _kernel()(
         inputs=[queries, table, mx.array([heads.scale, heads.cap or 0.0]), sinks, *keys, *values],
         template=template,
         grid=(heads.heads // together * SIMDGROUPS * LANES, table.shape[0], 1),
@@ -126,7 +126,7 @@ def attend_short(
         output_shapes=[(table.shape[0], heads.heads * heads.dim)],
         output_dtypes=[heads.dtype],
     )
-    return attended
+    return outputs[0]
 
 
 def heads_together(group: int, dim: int) -> int:

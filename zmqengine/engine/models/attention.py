@@ -199,7 +199,7 @@ class MlxAttention:
         self._is_fused = is_fused
         self._windows = list(dict.fromkeys(each.window for each in heads))
 
-    def begin(self, pieces: Sequence[PlacedPiece], tokens: int) -> _MlxLayout:
+    def begin(self, pieces: Sequence[PlacedPiece], tokens: int) -> Any:
         """See `SlotAttention`."""
         pools = []
         places = []
