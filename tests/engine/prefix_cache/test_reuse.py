@@ -514,3 +514,22 @@ def test_the_pieces_of_a_restored_prompt_are_its_blocks_and_not_blocks_times_lay
     arrays = 2 * len(models[shape].layers)
     # Keys and values may be of two shapes. What is offered again is the answer, in a block or two.
     assert 40 <= sum(pieces) < 2 * 41 + 4 * arrays
+
+
+@pytest.mark.parametrize("kernels", ["auto", "mlx"])
+def test_copies_of_rows_that_end_together_are_started_at_once(model, monkeypatch, kernels):
+    """As the device is told of each start: six rows end in a step, and are cached by one."""
+    engine = make_engine(model, prompt_cache_bytes=1 << 30, rows_max=8, kernels=kernels)
+    assert engine.insert([RowRequest(row, [7 + row] * 100, 6) for row in range(6)]) == []
+    started: list[int] = []
+    start = mx.async_eval
+    monkeypatch.setattr(mx, "async_eval", lambda *arrays: started.append(1) or start(*arrays))
+    counts = []
+    while engine.stats().rows_decoding or engine.stats().rows_prefilling:
+        del started[:]
+        result = engine.next()
+        counts.append((sum(token.finish is not None for token in result.tokens), len(started)))
+    usual = {count for ended, count in counts[2:] if not ended}
+    assert [ended for ended, _ in counts].count(6) == 1
+    assert {count for ended, count in counts if ended} <= {count + 1 for count in (*usual, 0)}
+    assert engine.stats().prompt_cache_entries == 6

@@ -462,7 +462,7 @@ class MlxEngine:
         """Offer the tokens of a row to the prefix cache and free its cache.
 
         An offer is pending while a step that computed some of them has not landed; whether what that leaves in the slot
-        is finite is not known either.
+        is finite is not known either. The caller must `settle` the store before a slot is written.
         """
         if row.cache is None:
             return
@@ -477,7 +477,6 @@ class MlxEngine:
                 later.offers.append((row, offer))
             else:
                 self._store.accept(offer)
-        self._copies += self._store.settle()
         row.is_finite = row.is_finite and not ahead
         self._free(row)
 
@@ -560,6 +559,7 @@ class MlxEngine:
         if finish is not None:
             row.leave()
             self._leave(row)
+            self._copies += self._store.settle()
 
     # --- rows are removed, parked, dropped ---
 
@@ -600,6 +600,7 @@ class MlxEngine:
             or parked.cache is None
         ):
             self._leave(parked, self._in_flight)
+            self._copies += self._store.settle()
             return 0
         sampled = None
         step = self._in_flight
