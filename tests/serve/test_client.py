@@ -72,6 +72,17 @@ def test_what_the_launcher_refuses_is_raised(launched: LauncherProcess) -> None:
             tokens_of(large)
 
 
+def test_a_model_that_never_fits_is_listed_with_the_numbers(launched: LauncherProcess) -> None:
+    """Before anybody asks it: the page offered it as the first model, and its first question failed."""
+
+    async def run() -> None:
+        async with launched.client() as launcher:
+            assert (await entry_of(launcher, "large")).never == "large needs 50.00 GiB and there are 8.00 GiB"
+            assert (await entry_of(launcher, "a")).never == ""
+
+    asyncio.run(run())
+
+
 def test_a_wait_has_a_bound_and_can_be_left(launched: LauncherProcess) -> None:
     with (
         Client(launched.address, model="a", connect_timeout_s=START_S) as holder,

@@ -140,6 +140,8 @@ def _complete_streams() -> None:
 
 def _usage_line(error: click.ClickException) -> str:
     line = error.format_message()
+    if isinstance(error, click.NoSuchOption) and error.possibilities:
+        return f"{error.message.rstrip('.')}: did you mean {' or '.join(sorted(error.possibilities))}?"
     if isinstance(error, click.UsageError) and error.ctx is not None:
         line = f"{line.rstrip('.')}: see {error.ctx.command_path} --help"
     return line

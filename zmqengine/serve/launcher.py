@@ -16,7 +16,7 @@ from math import inf
 from pathlib import Path
 
 from zmqengine.checkpoint.estimate import ACTIVATION_SHARE
-from zmqengine.errors import Draining, ZmqEngineError
+from zmqengine.errors import Draining, NeverFits, ZmqEngineError
 from zmqengine.protocol.launcher import LauncherReply, ModelEntry, ModelList, ModelProgress
 from zmqengine.protocol.messages import Description
 from zmqengine.serve import child, gateway
@@ -423,6 +423,7 @@ class Launcher:
     def _model_entry(self, entry: Entry, model: FleetModel) -> ModelEntry:
         follower = self._followers.get(entry.name)
         expires_s = model.expires_s - time.monotonic()
+        refusal = self._fleet.refusal(model)
         return ModelEntry(
             name=entry.name,
             state=model.state,
@@ -439,7 +440,7 @@ class Launcher:
             fraction=model.fraction,
             exit_code=model.exit_code,
             message=model.message,
-            never=entry.never,
+            never=entry.never or (refusal.message if isinstance(refusal, NeverFits) else ""),
             pin=entry.pin,
             ttl_s=-1.0 if model.keep_s == inf else model.keep_s,
             expires_s=None if expires_s == inf else float(round(expires_s)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import click
 
 from zmqengine.cli.commands.chat.conversation import Conversation
+from zmqengine.cli.commands.chat.model_choice import split_question
 from zmqengine.cli.commands.chat.slash import TerminalChat
 from zmqengine.cli.commands.chat.talks import find_talks, load_talk, new_name
 from zmqengine.cli.flags import WorkerTarget, generation_options, given, model_option, worker_options
@@ -69,14 +69,15 @@ def chat(
 ) -> int:
     """Talk with a model, or ask it one QUESTION and exit.
 
-    The first argument is the MODEL of `zmqengine serve`, unless --model or --worker names one or it has a space. A
-    QUESTION of - is standard input. /help inside lists further commands.
+    The first argument is the MODEL of `zmqengine serve`, unless --model or --worker names one or it has a space.
+    Without one a model that is loaded answers, or the largest that this machine can load. A QUESTION of - is standard
+    input. /help inside lists further commands.
     """
     if words:
         for line in find_talks(words):
             click.echo(line)
         return 0
-    target, asked = _split(target, arguments)
+    target, asked = split_question(target, arguments)
     question = _question(asked, files)
     is_talk = question is not None or sys.stdin.isatty()
     conversation = Conversation(target, system, given(options) | {"max_tokens": max_tokens})
@@ -90,20 +91,6 @@ def chat(
             return int(not session.answer(lambda: conversation.say(question)))
         with _history(keep=not no_log):
             return _talk(session)
-
-
-def _split(target: WorkerTarget, arguments: Sequence[str]) -> tuple[WorkerTarget, list[str]]:
-    """The worker or model, and the words of the question."""
-    asked = list(arguments)
-    if (
-        asked
-        and target.address is None
-        and target.model is None
-        and asked[0] != "-"
-        and not asked[0].count(" ")
-    ):
-        return dataclasses.replace(target, model=asked[0]), asked[1:]
-    return target, asked
 
 
 def _question(asked: Sequence[str], files: Sequence[Path]) -> str | None:
