@@ -34,15 +34,15 @@ def names_for(dtype: str) -> list[str]:
 
     They are named as in mlx/backend/cuda/indexing.cpp; those of operations that `mx.compile` fuses begin otherwise.
     """
-    return [
+    names = [
         "gather_axis_float32_int32",
         "gather_axis_float32_uint32",
         "gather_axis_uint32_uint32",
-        "gather_axis_uint64_uint32",
+        f"gather_axis_{dtype}_uint32",
         f"mask_{dtype}",
         "scatter_float32_int32_Assign_1",
         "scatter_float32_int64_Sum_2",
-        f"gather_{dtype}_uint32_3",
+        "scatter_uint32_int32_Assign_1",
         f"silu_{dtype}",
         f"silu_shapeless_{dtype}",
         f"gather_{dtype}_uint32_1",
@@ -50,9 +50,10 @@ def names_for(dtype: str) -> list[str]:
         "gather_uint32_int32_1",
         "gather_uint32_int64_2",
         "gather_uint32_uint32_1",
-        "gather_uint64_int32_1",
-        "gather_uint64_uint32_1",
+        "gather_float32_int32_1",
+        "gather_bool_int32_1",
     ]
+    return list(dict.fromkeys(names))
 
 
 def computation(mx: Any, name: str) -> Any:
@@ -75,7 +76,8 @@ def computation(mx: Any, name: str) -> Any:
     if types[0] == "axis":
         dtype, index = (getattr(mx, one) for one in types[1:])
         return mx.take_along_axis(mx.zeros((2, 2), dtype), mx.zeros((2, 2), index), axis=1)
-    array, count = mx.zeros((2, 2, 2, 2), getattr(mx, types[0])), int(types[-1])
+    dtype = mx.bool_ if types[0] == "bool" else getattr(mx, types[0])
+    array, count = mx.zeros((2, 2, 2, 2), dtype), int(types[-1])
     at = (mx.zeros((2,), getattr(mx, types[1])),) * count
     if kind == "gather":
         return array[at]
