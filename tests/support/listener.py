@@ -23,11 +23,13 @@ LATE_S_MAX = 0.03
 class Silence(NamedTuple):
     """Time between two chunks of a stream: on the clock, and of the processor in the threads that make tokens.
 
-    The latter is for one token: a reader may get several at once.
+    The latter is for one token: a reader may get several at once. `system_ms` of it is the system's, as for the pages
+    of memory that a virtual machine has given back to its host.
     """
 
     wall_ms: float
     cpu_ms: float
+    system_ms: float
 
     @property
     def is_long(self) -> bool:
@@ -48,10 +50,10 @@ class Makers:
         """The first thread of a front-end. The others let it have its turn: tokenizers hold no lock of Python's."""
         return cls(pid, (pid,))
 
-    def spent(self) -> dict[int, float]:
-        """Seconds of the processor that each has taken."""
-        threads = self._process.threads()
-        return {each.id: each.user_time + each.system_time for each in threads if each.id in self._ids}
+    def spent(self) -> dict[int, tuple[float, float]]:
+        """Seconds of the processor that each has taken, and those of them that are the system's."""
+        threads = [each for each in self._process.threads() if each.id in self._ids]
+        return {each.id: (each.user_time + each.system_time, each.system_time) for each in threads}
 
 
 def native_chunks(client: Client) -> Callable[[], Iterator[Sequence[int]]]:
@@ -91,15 +93,16 @@ class Listener:
     def _listen(self) -> None:
         while not self._stopping.is_set():
             output: list[Any] = []
-            last: tuple[float, list[dict[int, float]]] | None = None
+            last: tuple[float, list[dict[int, tuple[float, float]]]] | None = None
             for chunk in self._chunks():
                 now = time.monotonic(), [each.spent() for each in self._makers]
                 late_s, self._late_s = max(self._late_s, time.monotonic() - self._ticked_s - TICK_S), 0.0
                 if late_s > LATE_S_MAX:
                     self.held_up += 1
                 elif last is not None and chunk:
-                    spent_ms = sum(map(_busy_ms, last[1], now[1]))
-                    self.silences.append(Silence((now[0] - last[0]) * 1000, spent_ms / len(chunk)))
+                    spent = [_busy_ms(*each) for each in zip(last[1], now[1], strict=True)]
+                    cpu_ms, system_ms = (sum(each) / len(chunk) for each in zip(*spent, strict=True))
+                    self.silences.append(Silence((now[0] - last[0]) * 1000, cpu_ms, system_ms))
                 last = now
                 output += chunk
             self.outputs.append(output)
@@ -113,11 +116,17 @@ class Listener:
 
 
 def longest(silences: Collection[Silence]) -> Silence:
-    """Longest silence on the clock, and the longest in processor time, which may be another."""
+    """Longest silence on the clock, and the longest in processor time and in the system's, which may be others."""
     return Silence(*map(max, zip(*silences, strict=True)))
 
 
-def _busy_ms(before: dict[int, float], after: dict[int, float]) -> float:
-    """Processor time of the two busiest threads: the actor, and the device that computes when it does not."""
-    spent = sorted(after[id_] - before.get(id_, 0.0) for id_ in after)
-    return 1000 * sum(spent[-2:])
+def _busy_ms(
+    before: dict[int, tuple[float, float]], after: dict[int, tuple[float, float]]
+) -> tuple[float, float]:
+    """Processor time of the two busiest threads, the actor and a device that computes, and the system's part of it."""
+    spent = []
+    for id_, (whole, system) in after.items():
+        whole_before, system_before = before.get(id_, (0.0, 0.0))
+        spent.append((whole - whole_before, system - system_before))
+    busiest = sorted(spent)[-2:]
+    return 1000 * sum(whole for whole, _ in busiest), 1000 * sum(system for _, system in busiest)

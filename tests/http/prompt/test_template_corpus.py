@@ -50,8 +50,10 @@ def test_the_lists_are_those_of_the_compiled_templates() -> None:
     assert [name for name in TAKING_TOOLS if model(name).markers.calls or name in WITH_CALLS] == WITH_CALLS
 
 
-def called(arguments: object = '{"word": "ARGUMENT-A"}', id_: str = "c1", **more: object) -> JsonObject:
-    function = {"name": "look_up", "arguments": arguments}
+def called(
+    arguments: object = '{"word": "ARGUMENT-A"}', id_: str = "c1", *, name: str = "look_up", **more: object
+) -> JsonObject:
+    function = {"name": name, "arguments": arguments}
     call = {"id": id_, "type": "function", "function": function}
     return {"role": "assistant", "content": None, "tool_calls": [call], **more}
 
@@ -180,6 +182,21 @@ WITH_TOOLS: dict[str, list[JsonObject]] = {
     "reasoning": [USER, called(reasoning_content="I look it up."), result()],
     "a text beside a call": [USER, called(content="I look it up."), result()],
     "an empty result": [USER, called(), result("")],
+    "a result twice": [USER, called(), result(), result("RESULT-B")],
+    "a result and the user": [USER, called(), result(), {"role": "user", "content": "AND-THEN"}],
+    "a call behind an answer": [USER, {"role": "assistant", "content": "I look it up."}, called(), result()],
+    "a call of no offered tool": [
+        USER,
+        called(name="gone"),
+        result(),
+        {"role": "user", "content": "AND-THEN"},
+    ],
+    "results from last to first": [
+        USER,
+        {**called(), "tool_calls": [called(id_=f"c{n}")["tool_calls"][0] for n in range(6)]},
+        *(result(f"RESULT-{n}", f"c{n}") for n in reversed(range(6))),
+    ],
+    "no calls in a list": [USER, {"role": "assistant", "content": "ONE.", "tool_calls": []}, USER],
     "no ids": [USER, called(id_=""), result(id_="")],
 }
 
