@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
@@ -79,7 +80,7 @@ def told_by_mlx_vlm(directory: Path, prompt: list[int]) -> list[int]:
     cache, tokens, ids = make_prompt_cache(model), list(prompt), []
     for _ in range(COUNT):
         logits = model(mx.array([tokens], mx.uint32), cache=cache).logits
-        ids.append(int(mx.argmax(logits[0, -1]).item()))
+        ids.append(int(np.array(mx.argmax(logits[0, -1]))))
         tokens = ids[-1:]
     return ids
 

@@ -100,7 +100,7 @@ def _load_network(directory: Path, config: Mapping[str, Any], *, bare: bool) -> 
     none."""
     if is_of_mlx_vlm(config):
         return load_text_model(directory)
-    loaded: tuple[Any, dict[str, Any]] = load_model(  # type: ignore[assignment]
+    loaded: tuple[Any, dict[str, Any]] = load_model(
         directory,
         lazy=True,
         # Layers alone have no head: where mlx-lm wants one, it is given the embedding's.
