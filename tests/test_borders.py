@@ -200,8 +200,8 @@ def test_every_folder_is_a_tower(package: str) -> None:
 ROOMS = {
     "zmqengine.engine": (
         "options", "seeds", "host", "disk_cache", "grammar", "interface", "image_names", "texts", "row", "sampling",
-        "kv", "models", "cpu", "metal", "vision", "cuda", "autotune", "load", "prefix_cache", "speculation", "step",
-        "fake", "embedding", "open",
+        "kv", "models", "adapters", "cpu", "metal", "vision", "cuda", "autotune", "load", "prefix_cache", "speculation",
+        "step", "fake", "embedding", "open",
     ),
     "zmqengine.worker": (
         "process", "requests", "telemetry", "open_engine", "context", "scheduler", "preparing", "wire", "lifecycle",

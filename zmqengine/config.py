@@ -197,7 +197,7 @@ class WorkerConfig(EngineOptions):
             )
         _check_addresses(self)
         _check_keys(self)
-        _ = self.shares, self.priorities_min
+        _ = self.shares, self.priorities_min, self.adapters
 
     @property
     def shares(self) -> ClientRules:

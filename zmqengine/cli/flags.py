@@ -30,6 +30,7 @@ _GENERATION: tuple[tuple[str, type, str], ...] = (
     *_sampling(),
     ("thinking-max", int, "The most tokens of reasoning; then the model has to answer."),
     ("seed", int, "The same seed gives the same text."),
+    ("adapter", str, "A LoRA adapter of the worker's, by name."),
     ("priority", int, "-100 to 100; the lower is served first."),
     ("deadline-ms", int, "End the answer after this time."),
 )

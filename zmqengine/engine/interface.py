@@ -55,6 +55,7 @@ class RowRequest:
     they are given instead of sampled: they are prefilled with the prompt and reported like sampled ones, except those
     in `emitted`. Of these only the last one that `max_tokens` allows ends the row; `max_tokens` is at least their
     number. Their log-probabilities are the model's own, before bias and penalties. A row with a `grammar` has none.
+    `adapter`: one of the model's by name, empty for none; rows of one `cache_scope` have the same.
     """
 
     row: int
@@ -73,6 +74,7 @@ class RowRequest:
     prediction: Sequence[int] = ()
     images: Sequence[RowImage] = ()
     forced: Sequence[int] = ()
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +195,7 @@ class ModelInfo:
     A model that is not `batchable` is served row by row: the engine's `rows_max` is 1 then. `generates`: it takes
     `RowRequest`s. `dimensions` of its embeddings and `labels` of its scores are 0 where it makes none. `vision` is None
     for a model that sees no images, `image_patches_max` what one image may have for its tower's memory.
+    `adapters`: digests of their files, by name.
     """
 
     name: str
@@ -206,6 +209,7 @@ class ModelInfo:
     labels: int = 0
     vision: VisionCard | None = None
     image_patches_max: int = 0
+    adapters: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def makes_vectors(self) -> bool:

@@ -18,6 +18,8 @@ _ENVIRONMENT = prepare_environment()
 
 import mlx.core as mx  # noqa: E402
 
+from zmqengine.engine.adapters.lora_deltas import Adapters  # noqa: E402
+from zmqengine.engine.adapters.lora_files import read_lora  # noqa: E402
 from zmqengine.engine.autotune.draws import choose_draw  # noqa: E402
 from zmqengine.engine.autotune.saved_choices import SavedChoices  # noqa: E402
 from zmqengine.engine.cpu.numpy_ops import NumpyOps  # noqa: E402
@@ -34,6 +36,7 @@ from zmqengine.engine.metal.metal_ops import MetalOps  # noqa: E402
 from zmqengine.engine.models.mlx_lm import mlx_lm_version  # noqa: E402
 from zmqengine.engine.models.model_runner import ModelRunner  # noqa: E402
 from zmqengine.engine.models.ops import Ops, PlainOps  # noqa: E402
+from zmqengine.engine.models.slot_runner import SlotRunner  # noqa: E402
 from zmqengine.engine.sampling.draw import PLAIN_DRAW, Draw, PlainDraw  # noqa: E402
 from zmqengine.engine.speculation.build import open_draft_model, open_speculator  # noqa: E402
 from zmqengine.engine.speculation.costs import WidthCosts  # noqa: E402
@@ -41,7 +44,7 @@ from zmqengine.engine.speculation.draft_model import DraftModel  # noqa: E402
 from zmqengine.engine.step.mlx_engine import MlxEngine  # noqa: E402
 from zmqengine.engine.vision.eye import Eye  # noqa: E402
 from zmqengine.engine.vision.opening import open_eye  # noqa: E402
-from zmqengine.errors import ConfigError  # noqa: E402
+from zmqengine.errors import ConfigError, ModelLoadError  # noqa: E402
 
 log = logging.getLogger("zmqengine.engine")
 
@@ -102,6 +105,7 @@ def open_mlx_engine(
         draw, facts["drawing"] = open_draw(loaded.info.vocab_size, saved)
     opened = _open_model(loaded, options, saved, device, report)
     facts |= opened.facts
+    loaded = _with_adapters(loaded, opened.runner, options)
     parameter_bytes = loaded.info.parameter_bytes
     eye: Eye | None = None
     if loaded.vision is not None:
@@ -163,6 +167,22 @@ def open_mlx_engine(
     if engine.wired.description:
         facts["wired"] = engine.wired.description
     return OpenedEngine(engine, loaded, opened.runner, loaded.tokenizer, limit, facts)
+
+
+def _with_adapters(loaded: LoadedModel, runner: ModelRunner, options: EngineOptions) -> LoadedModel:
+    """The model with the adapters in `options`, which the runner knows from now on. Raises `ModelLoadError`."""
+    if not options.adapters:
+        return loaded
+    if not isinstance(runner, SlotRunner):
+        raise ModelLoadError("--adapter: this model runs by mlx-lm's own code, where all rows share one")
+    loras = [read_lora(name, directory) for name, directory in options.adapters.items()]
+    runner.adapters = adapters = Adapters(runner.decoder.weights, loras)
+    info = replace(
+        loaded.info,
+        parameter_bytes=loaded.info.parameter_bytes + adapters.bytes,
+        adapters={lora.name: lora.digest for lora in loras},
+    )
+    return replace(loaded, info=info)
 
 
 def _name_of_steps(loaded: LoadedModel, options: EngineOptions) -> str:

@@ -49,6 +49,11 @@ class EngineOptions:
         "answer may then depend on whether its prompt was cached.",
         otherwise="as they were computed",
     )
+    adapter: tuple[str, ...] = option(
+        (),
+        help="A LoRA adapter for requests that name it, in mlx-lm's or PEFT's files. Once for each.",
+        metavar="NAME=DIR",
+    )
     speculate: Speculate = option(
         "auto",
         help="Speculative decoding: draft tokens of n-grams, of the draft model, or of every source that gains speed. "
@@ -104,6 +109,7 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         check(self)
+        _ = self.adapters
         if self.speculate == "draft" and self.draft is None:
             raise ConfigError("--speculate draft needs --draft: a smaller model with the same tokenizer")
 
@@ -111,6 +117,17 @@ class EngineOptions:
     def prefill_s(self) -> float:
         """`prefill_ms` in seconds."""
         return self.prefill_ms / 1000
+
+    @property
+    def adapters(self) -> dict[str, Path]:
+        """The directory of each adapter, by name. Raises `ConfigError`."""
+        found: dict[str, Path] = {}
+        for pair in self.adapter:
+            name, _, directory = pair.partition("=")
+            if not name or not directory or ":" in name or name in found:
+                raise ConfigError(f"--adapter is {pair!r}: it must be NAME=DIR, with another name for each")
+            found[name] = Path(directory).expanduser()
+        return found
 
     @property
     def cache_path(self) -> Path | None:

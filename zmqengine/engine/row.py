@@ -48,6 +48,7 @@ class Row:
     __slots__ = (
         "_grammar_matcher",
         "_thinking_matcher",
+        "adapter",
         "branches",
         "cache",
         "cached",
@@ -115,6 +116,7 @@ class Row:
         self.cache: Any = None
         self.is_finite = False
         self.scope = request.cache_scope
+        self.adapter = request.adapter
         self.is_pinned = request.pin
         self.keys: list[bytes] = []
         self.branches: list[int] = []

@@ -48,6 +48,7 @@ VectorKind = Literal["embedding", "score"]
 CacheScope = Literal["session", "key", "shared"]
 CacheSalt = Annotated[str, Meta(max_length=64)]
 """The name of a part of a scope; empty for the whole."""
+AdapterName = Annotated[str, Meta(max_length=128)]
 RequestState = Literal["queued", "running", "ended"]
 Finish = Literal["stop", "length", "abort", "deadline", "error", "lease", "slow_consumer", "shutdown"]
 
@@ -138,6 +139,8 @@ class ModelCard(Struct, frozen=True):
     """Floats of an embedding; 0 if it makes none."""
     labels: int = 0
     """Floats of a score; 0 if it makes none."""
+    adapters: list[str] = []
+    """Names of the adapters that an insert may have."""
 
 
 class ImageRef(Struct, frozen=True, array_like=True):
@@ -292,6 +295,7 @@ class Insert(Message, frozen=True, forbid_unknown_fields=True):
     prediction: list[TokenId] = []
     images: Annotated[list[ImageRef], Meta(max_length=IMAGES_MAX)] = []
     forced: list[TokenId] = []
+    adapter: AdapterName = ""
 
 
 class Image(Message, frozen=True, forbid_unknown_fields=True):

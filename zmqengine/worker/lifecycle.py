@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from zmqengine.engine.interface import RowImage
 from zmqengine.errors import BadRequest, Draining, NotAuthorized, ZmqEngineError
 from zmqengine.protocol.messages import CacheScope, Embed, End, Finish, Image, Insert
-from zmqengine.request_rules import no_vision, vector_width
+from zmqengine.request_rules import check_adapter, no_vision, vector_width
 from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.preparing.preparer import Preparation, Preparer, preparation_of
 from zmqengine.worker.preparing.prompt_disk import PromptDisk
@@ -135,14 +135,19 @@ class Lifecycle:
     def _insert(
         self, insert: Insert, session: Session, now_s: float
     ) -> tuple[LiveRequest, Preparation | None]:
-        cache_scope = self._cache_scope(insert.cache_scope, insert.cache_salt, session)
+        adapters = self._context.model.adapters
+        check_adapter(insert.adapter, adapters)
+        image_scope = cache_scope = self._cache_scope(insert.cache_scope, insert.cache_salt, session)
+        if insert.adapter:
+            # What is read with an adapter is of use to that one alone.
+            cache_scope = f"{cache_scope}\nadapter {adapters[insert.adapter]}"
         preparation = preparation_of(insert, self._context.compiler)
         tokens_max = self._scheduler.allowed_tokens(insert.prompt, insert.max_tokens)
         ticket = self._ticket(insert, session, now_s)
         # Last, as it may not be undone by another refusal.
         images: Sequence[RowImage] = ()
         if self.images is not None and insert.images:
-            images = self.images.take(insert.images, cache_scope)
+            images = self.images.take(insert.images, image_scope)
         stops = frozenset(insert.stop_token_ids)
         request = LiveRequest(
             insert,

@@ -203,6 +203,7 @@ class Worker:
             generates=info.generates,
             dimensions=info.dimensions,
             labels=info.labels,
+            adapters=list(info.adapters),
         )
         context = WorkerContext(
             self._config,

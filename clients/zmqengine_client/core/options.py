@@ -41,7 +41,8 @@ class Options(SamplingOptions, total=False):
     eviction. `speculate` false turns speculative decoding off; the tokens are the same. `prediction` is a guess at the
     output, such as a file before a change, whose tokens are verified as drafts: token ids, or a text with `generate`
     and `chat`. It is cut to the worker's limit. `forced` token ids are the given beginning of the output, not sampled;
-    with `logprobs` their probabilities are reported. `max_tokens` counts them.
+    with `logprobs` their probabilities are reported. `max_tokens` counts them. `adapter` names a LoRA adapter of the
+    worker's.
     """
 
     max_tokens: int | None
@@ -63,6 +64,7 @@ class Options(SamplingOptions, total=False):
     speculate: bool
     prediction: Sequence[int] | str
     forced: Sequence[int]
+    adapter: str
     request_id: str | None
 
 
@@ -86,6 +88,7 @@ class RequestOptions(Struct, frozen=True, kw_only=True):
     speculate: bool = True
     prediction: Sequence[int] | str = ()
     forced: Sequence[int] = ()
+    adapter: str = ""
     shape: object = None
     """The type or JSON schema given as `schema`."""
 
@@ -147,6 +150,7 @@ def insert_of(options: RequestOptions) -> Insert:
         speculate=options.speculate,
         prediction=[] if isinstance(options.prediction, str) else list(options.prediction),
         forced=list(options.forced),
+        adapter=options.adapter,
     )
 
 

@@ -50,6 +50,7 @@ class Deciding:
                         "deadline_ms": options.get("deadline_ms"),
                         "cache_scope": options.get("cache_scope"),
                         "cache_salt": options.get("cache_salt", ""),
+                        "adapter": options.get("adapter", ""),
                     }
                 )
                 set_token_prompt(request, prompt)

@@ -82,6 +82,7 @@ class DecideOptions(TypedDict, total=False):
     deadline_ms: int | None
     cache_scope: CacheScope | None
     cache_salt: str
+    adapter: str
 
 
 class Answered(Struct, frozen=True, kw_only=True):

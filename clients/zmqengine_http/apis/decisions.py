@@ -55,6 +55,7 @@ async def answer_decisions(service: Service, exchange: Exchange, request: Decisi
         "priority": request.priority,
         "deadline_ms": request.deadline_ms,
         "cache_scope": request.cache_scope,
+        "adapter": model.adapter,
         "cache_salt": caller_salt(exchange.caller, request.cache_scope, model),
     }
     with client_of(service, exchange, model) as client:

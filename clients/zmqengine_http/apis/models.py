@@ -69,7 +69,8 @@ def _for_anthropic(exchange: Exchange) -> bool:
 def _card(name: str, model: Model) -> dict[str, object]:
     return {
         "id": name, "object": "model", "created": _STARTED, "owned_by": "zmqengine",
-        "root": model.card.name, "max_model_len": model.context_tokens, **_facts(model),
+        "root": model.card.name, "max_model_len": model.context_tokens,
+        **({"parent": model.card.name} if model.adapter else {}), **_facts(model),
     }  # fmt: skip
 
 

@@ -199,6 +199,7 @@ def _score(worker: PooledWorker, prompt: Prompt, options: Options) -> AsyncToken
         deadline_ms=options["deadline_ms"],
         cache_scope=options["cache_scope"],
         cache_salt=options["cache_salt"],
+        adapter=options["adapter"],
         request_id=f"{options['request_id']}-prompt",
     )
     return worker.client.generate_tokens(prompt.tokens[:1], **own)
@@ -235,6 +236,7 @@ def make_options(asked: GenerationOptions, model: Model, *, default_temperature:
         constraint=asked.constraint,
         thinking_max=asked.thinking_max,
         prediction=asked.prediction,
+        adapter=model.adapter,
     )
     options.update(cast(Options, asked.sampling))
     options["top_p"] = max(options["top_p"], TOP_P_MIN)

@@ -14,7 +14,7 @@ from zmqengine_client.launcher import AsyncLauncher, OnLost
 from zmqengine_http.serving.errors import ApiError, bad_field, no_worker
 from zmqengine_http.serving.exchange import Scope
 from zmqengine_http.workers.pool import LATEST, LOADED_MODEL, Pool
-from zmqengine_http.workers.worker import Connect, PooledWorker
+from zmqengine_http.workers.worker import ADAPTER_MARK, Connect, PooledWorker
 
 LOOK_S = 0.5
 """Interval of checks that the launcher lives, while requests wait for a model."""
@@ -74,7 +74,8 @@ class LaunchedModels:
         wanted = self._pool.named(wanted)
         if wanted not in self._names and wanted.endswith(LATEST):
             return wanted.removesuffix(LATEST)
-        return wanted
+        base, mark, _ = wanted.rpartition(ADAPTER_MARK)
+        return base if mark and wanted not in self._names and base in self._names else wanted
 
     def entry(self, wanted: str) -> ModelEntry:
         """The entry of a name or alias. Raises a 404."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from zmqengine_http.serving.errors import ApiError, bad_field, no_worker
-from zmqengine_http.workers.worker import Model, PooledWorker
+from zmqengine_http.workers.worker import ADAPTER_MARK, Model, PooledWorker
 
 PREFIX_TOKENS = 64
 PREFIXES_MAX = 4096
@@ -58,7 +58,12 @@ class Pool:
             for alias, name in (self._learned | self._aliases).items()
             if name in known and "*" not in alias
         }
-        return known | aliases
+        named = known | aliases
+        return named | {
+            f"{name}{ADAPTER_MARK}{adapter}": model.adapted(adapter)
+            for name, model in named.items()
+            for adapter in model.card.adapters
+        }
 
     def model(self, name: str | None) -> Model:
         """The model of this name, or the only one if `name` is None.
@@ -123,7 +128,7 @@ class Pool:
 
     def _marks(self, model: Model, prompt: Sequence[int], key: str | None) -> list[object]:
         """A chained hash per block of the prompt, and last, with the highest precedence, that of the cache key."""
-        name = model.card.name
+        name = model.name
         mark, marks = hash(name), list[object]()
         for start in range(
             0, min(len(prompt), BLOCKS_MAX * PREFIX_TOKENS) - PREFIX_TOKENS + 1, PREFIX_TOKENS

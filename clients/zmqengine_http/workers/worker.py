@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
+from copy import copy
 from typing import NamedTuple
 
 from zmqengine.protocol.messages import Description, Limits, ModelCard
@@ -36,6 +37,10 @@ def sampling_defaults(facts: Mapping[str, object]) -> SamplingDefaults:
     return SamplingDefaults(**defaults)  # type: ignore[arg-type]
 
 
+ADAPTER_MARK = ":"
+"""Stands between a model and an adapter in the name of both."""
+
+
 class Model:
     """A loaded model: card, limits, tokenizer, and the markers of its output format."""
 
@@ -46,6 +51,19 @@ class Model:
         self.markers: Markers = markers_of(tokenizer)
         self.sampling_defaults = sampling_defaults(tokenizer.facts)
         self._texts: dict[int, str] = {}
+        self.adapter = ""
+        """The adapter with which requests are computed; empty for none."""
+
+    def adapted(self, adapter: str) -> Model:
+        """A copy of the model that stands for it with an adapter of its card."""
+        model = copy(self)
+        model.adapter = adapter
+        return model
+
+    @property
+    def name(self) -> str:
+        """The name by which clients know it."""
+        return f"{self.card.name}{ADAPTER_MARK}{self.adapter}" if self.adapter else self.card.name
 
     @property
     def context_tokens(self) -> int:

@@ -76,7 +76,8 @@ class NumpyOps(PlainOps):
                 product = (inputs[:, None] @ linear.transposed)[:, 0]
             else:
                 product = inputs @ linear.transposed
-            outputs.append(product if linear.bias is None else product + linear.bias)
+            product = product if linear.bias is None else product + linear.bias
+            outputs.append(product if self.deltas is None else self.deltas.add(product, inputs, linear))
         return outputs[0] if len(outputs) == 1 else np.concatenate(outputs, axis=-1)
 
     def mlp(self, inputs: Array, mlp: Gated | Experts, router_inputs: Array = None) -> Array:

@@ -71,7 +71,7 @@ class CudaOps(PlainOps):
         """See `PlainOps`. One kernel for the product and the activation."""
         linear = gate_up[0]
         is_one = len(gate_up) == 1 and not linear.bits and linear.dtype == inputs.dtype
-        if is_one and self._variant(linear, inputs.shape[0]) is few_rows:
+        if is_one and self.deltas is None and self._variant(linear, inputs.shape[0]) is few_rows:
             return plain_products.few_rows(inputs, linear.weight, linear.bias, activation=activation)
         return super().gated(inputs, gate_up, activation)
 

@@ -22,7 +22,7 @@ from zmqengine.engine.models.architecture import Before, DecoderLayer, DecoderWe
 from zmqengine.engine.models.attention import capped
 from zmqengine.engine.models.layers import Linear, Norm
 from zmqengine.engine.models.mixing import Mixing
-from zmqengine.engine.models.ops import Ops
+from zmqengine.engine.models.ops import AddedProducts, Ops
 from zmqengine.engine.models.positions import Axes, angles
 from zmqengine.engine.models.tree import arrays_of, filled, kind_of
 
@@ -40,7 +40,7 @@ class Inputs(NamedTuple):
 
     `positions`: [tokens], or [3, tokens] for images. `wanted`: indices of the tokens whose hidden states are used.
     `embeddings` [tokens, dim] stand in place of those of the tokens, where some are features of images. `deep`: numbers
-    [tokens, dim] to add to the hidden states behind each of the first layers.
+    [tokens, dim] to add to the hidden states behind each of the first layers. `deltas`: what adapters add to products.
     """
 
     tokens: Any
@@ -48,6 +48,7 @@ class Inputs(NamedTuple):
     wanted: Any
     embeddings: mx.array | None = None
     deep: Sequence[mx.array] = ()
+    deltas: AddedProducts | None = None
 
 
 class DecoderModel:
@@ -74,8 +75,15 @@ class DecoderModel:
         `layout`: where the tokens lie, from `mixing.begin`.
         """
         is_plain = inputs.embeddings is None and not inputs.deep and len(inputs.positions.shape) == 1
-        if self.replays and is_plain:
+        if self.replays and is_plain and inputs.deltas is None:
             return self._traces.replay(inputs, layout)
+        self.ops.deltas = inputs.deltas
+        try:
+            return self._computed(inputs, layout)
+        finally:
+            self.ops.deltas = None
+
+    def _computed(self, inputs: Inputs, layout: Any) -> Any:
         ops, positions = self.ops, inputs.positions
         if len(positions.shape) == 2:
             assert self.axes is not None, "the model has three positions for a token"
@@ -87,6 +95,8 @@ class DecoderModel:
             mixed = self.mixing.mix(layout, number, before.mixing)
             beside = own[number] if own else ()
             if number == last:
+                if ops.deltas is not None:
+                    ops.deltas = ops.deltas.chosen(inputs.wanted)
                 stream = at_end(ops, layer, before, mixed, beside, inputs.wanted)
             else:
                 stream = layer.after(ops, before, mixed, beside)

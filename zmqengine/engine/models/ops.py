@@ -32,6 +32,18 @@ _SORTED_MIN = 64
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
 
 
+class AddedProducts(Protocol):
+    """The products that adapters add to those of a step."""
+
+    def chosen(self, tokens: Any) -> AddedProducts:
+        """The products for some of the tokens, by their indices."""
+        ...
+
+    def add(self, outputs: Any, inputs: Any, linear: Linear) -> Any:
+        """The outputs of a product with what is added to it."""
+        ...
+
+
 class Ops(Protocol):
     """Operations of a decoder layer on one device: all that a back-end may replace, but for the draw.
 
@@ -40,6 +52,8 @@ class Ops(Protocol):
 
     on_mlx: bool
     """Whether arrays are MLX's."""
+    deltas: AddedProducts | None
+    """What adapters add to the products of the present step."""
     quantised_rows_max: int
     """Maximum rows of MLX's own product with quantised weights; for more they are dequantised."""
 
@@ -125,6 +139,7 @@ class PlainOps:
     """
 
     on_mlx = True
+    deltas: AddedProducts | None = None
 
     def __init__(self, quantised_rows_max: int = 1 << 30, *, attention_is_fused: bool = True) -> None:
         self.quantised_rows_max = quantised_rows_max
@@ -164,6 +179,11 @@ class PlainOps:
     def product(self, inputs: mx.array, *linears: Linear) -> mx.array:
         """See `Ops`."""
         found = [self._variant(linear, inputs.shape[0])(inputs, linear) for linear in linears]
+        if self.deltas is not None:
+            found = [
+                self.deltas.add(outputs, inputs, linear)
+                for outputs, linear in zip(found, linears, strict=True)
+            ]
         return found[0] if len(found) == 1 else mx.concatenate(found, axis=-1)
 
     def mlp(self, inputs: mx.array, mlp: Gated | Experts, router_inputs: mx.array | None = None) -> mx.array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -14,7 +14,16 @@ from zmqengine.engine.models.attention import WIDTH_MAX, PlacedPiece
 from zmqengine.engine.models.decoder import DecoderModel, Inputs
 from zmqengine.engine.models.few_sizes import few_sizes
 from zmqengine.engine.models.model_runner import FeatureSource, Outputs, RowPiece
+from zmqengine.engine.models.ops import AddedProducts
 from zmqengine.engine.row import Row
+
+
+class StepAdapters(Protocol):
+    """The adapters of a decoder."""
+
+    def of_step(self, pieces: Sequence[RowPiece], padded: int) -> AddedProducts | None:
+        """The products to add in a step whose tokens lie in this order; None where no row has an adapter."""
+        ...
 
 
 class SlotRunner:
@@ -31,6 +40,7 @@ class SlotRunner:
         self.ends_apart = bool(mixing.states)
         self.blocks = SlotBlocks(self.slots)
         self.launches_ahead = self.slots.storage.writes_in_place
+        self.adapters: StepAdapters | None = None
 
     def open(self, tokens: int) -> Slot:
         """See `ModelRunner`."""
@@ -62,6 +72,7 @@ class SlotRunner:
             self._tokens(pieces, order, tokens, padded),
             ops.array(_positions(ordered, padded)),
             ops.array(chosen.indices),
+            deltas=None if self.adapters is None else self.adapters.of_step(ordered, padded),
         )
         if seeing is not None and any(
             piece.row.features and piece.start < piece.row.prefill_tokens for piece in pieces

@@ -221,6 +221,7 @@ class LiveRequest:
             grammar=self.grammar,
             thinking=self.thinking,
             cache_scope=self.cache_scope,
+            adapter=insert.adapter,
             pin=insert.pin,
             speculate=insert.speculate,
             prediction=insert.prediction,

@@ -1,0 +1,222 @@
+"""Rows with LoRA adapters: alone, mixed and cached they are those of the model with the adapter fused."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.tuner.utils import linear_to_lora_layers
+
+from tests.support.engines import finish, greedy, make_engine, runner_of
+from tests.support.models import LLAMA, VOCAB_SIZE, build_model, save_model
+from zmqengine.engine.adapters.lora_deltas import Adapters
+from zmqengine.engine.adapters.lora_files import Lora, read_lora
+from zmqengine.engine.interface import RowRequest
+from zmqengine.engine.models.slot_runner import SlotRunner
+from zmqengine.engine.open import open_mlx_engine
+from zmqengine.engine.options import EngineOptions
+from zmqengine.errors import ConfigError, ModelLoadError
+
+COUNT = 12
+KEYS = {
+    "first": ["self_attn.q_proj", "self_attn.v_proj"],
+    "second": [
+        "self_attn.q_proj", "self_attn.k_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
+    ],
+    "third": ["mlp.up_proj"],
+}  # fmt: skip
+RANKS = {"first": 4, "second": 8, "third": 2}
+
+
+def tokens(length: int, seed: int = 0) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(VOCAB_SIZE) for _ in range(length)]
+
+
+def factors_of(model: Any) -> dict[str, mx.array]:
+    """The factors of a model with mlx-lm's adapters, by name."""
+    arrays: dict[str, mx.array] = dict(tree_flatten(model.parameters()))  # type: ignore[arg-type]
+    return {path: array for path, array in arrays.items() if "lora_" in path}
+
+
+def with_lora(name: str) -> tuple[Any, dict[str, Any]]:
+    """The small model with random adapters of mlx-lm's own, and their configuration."""
+    model = build_model(LLAMA)
+    config = {"rank": RANKS[name], "scale": 3.0, "dropout": 0.0, "keys": KEYS[name]}
+    linear_to_lora_layers(model, LLAMA["num_hidden_layers"], config)
+    mx.random.seed(sum(map(ord, name)))
+    arrays = {path: 0.3 * mx.random.normal(array.shape) for path, array in factors_of(model).items()}
+    model.load_weights(list(arrays.items()), strict=False)
+    return model, config
+
+
+def write_mlx_lm(directory: Path, name: str) -> Path:
+    """As mlx-lm's training writes it."""
+    model, config = with_lora(name)
+    directory.mkdir(parents=True)
+    mx.save_safetensors(str(directory / "adapters.safetensors"), factors_of(model))
+    about = {"fine_tune_type": "lora", "num_layers": LLAMA["num_hidden_layers"], "lora_parameters": config}
+    (directory / "adapter_config.json").write_text(json.dumps(about))
+    return directory
+
+
+def write_peft(directory: Path, name: str, **changes: Any) -> Path:
+    """As PEFT writes it."""
+    model, _ = with_lora(name)
+    directory.mkdir(parents=True)
+    arrays = {
+        f"base_model.model.{path[:-1]}{path[-1].upper()}.weight": mx.contiguous(array.T)
+        for path, array in factors_of(model).items()
+    }
+    mx.save_safetensors(str(directory / "adapter_model.safetensors"), arrays)
+    rank = RANKS[name]
+    about = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": 3 * rank,
+        "bias": "none",
+        "use_dora": False,
+        **changes,
+    }
+    (directory / "adapter_config.json").write_text(json.dumps(about))
+    return directory
+
+
+def told(name: str, prompt: list[int]) -> list[int]:
+    """The output of mlx-lm's own generator, with the adapter fused into the weights."""
+    if not name:
+        return greedy(build_model(LLAMA), prompt, COUNT)
+    model, _ = with_lora(name)
+    fused = [(path, module.fuse()) for path, module in model.named_modules() if hasattr(module, "fuse")]
+    model.update_modules(tree_unflatten(fused))
+    return greedy(model, prompt, COUNT)
+
+
+@pytest.fixture(scope="module")
+def loras(tmp_path_factory: pytest.TempPathFactory) -> list[Lora]:
+    """Three adapters, one of them PEFT's."""
+    root = tmp_path_factory.mktemp("adapters")
+    return [
+        read_lora("first", write_mlx_lm(root / "first", "first")),
+        read_lora("second", write_peft(root / "second", "second")),
+        read_lora("third", write_mlx_lm(root / "third", "third")),
+    ]
+
+
+def engine_with(loras: list[Lora], kernels: Any = "auto", **options: Any) -> Any:
+    """An engine of the small model with these adapters."""
+    runner = runner_of(build_model(LLAMA), kernels)
+    assert isinstance(runner, SlotRunner)
+    runner.adapters = Adapters(runner.decoder.weights, loras)
+    return make_engine(runner, **options)
+
+
+def request(row: int, prompt: list[int], name: str, **fields: Any) -> RowRequest:
+    return RowRequest(row, prompt, COUNT, adapter=name, cache_scope=name, **fields)
+
+
+@pytest.mark.parametrize("kernels", ["auto", "mlx"])
+def test_rows_of_different_adapters_in_one_batch_are_those_of_fused_models(
+    loras: list[Lora], kernels: str
+) -> None:
+    """Beside rows without one, of unlike lengths, prompts and decode in one step, and again from the prefix cache."""
+    engine = engine_with(loras, kernels, prefill_chunk=16)
+    names = ["first", "", "second", "third", "first", "second"]
+    prompts = [tokens(length, seed) for seed, length in enumerate((40, 23, 40, 5, 17, 70))]
+    expected = [told(name, prompt) for name, prompt in zip(names, prompts, strict=True)]
+    assert len({tuple(told(name, prompts[0])) for name in ("", *KEYS)}) == 4
+    for base in (0, len(names)):
+        rows = [request(base + at, prompt, names[at]) for at, prompt in enumerate(prompts)]
+        assert engine.insert(rows) == []
+        run = finish(engine)
+        assert [run.ids(row.row) for row in rows] == expected
+    assert run.cached(len(names)) == len(prompts[0]) - 1
+
+
+def test_a_row_alone_is_the_same(loras: list[Lora]) -> None:
+    """One product for a whole prompt in place of one for each token."""
+    engine = engine_with(loras)
+    prompt = tokens(50, 9)
+    for row, name in enumerate(("second", "", "third")):
+        engine.insert([request(row, prompt, name)])
+        assert finish(engine).ids(row) == told(name, prompt)
+
+
+def test_adapters_share_no_prefix(loras: list[Lora]) -> None:
+    """Of one prompt, by their scopes."""
+    engine = engine_with(loras)
+    prompt = tokens(100, 3)
+    for row, name in enumerate(("first", "second", "first")):
+        engine.insert([request(row, prompt, name)])
+        run = finish(engine)
+        assert run.cached(row) == (99 if row == 2 else 0)
+
+
+def test_given_output_has_the_log_probabilities_of_the_adapter(loras: list[Lora]) -> None:
+    """Rows in decode and tokens that are scored go through the last layer together, each with its own adapter."""
+    engine = engine_with(loras)
+    prompt, forced = tokens(20, 1), tokens(6, 2)
+    engine.insert(
+        [request(0, tokens(9, 4), "first"), request(1, prompt, "second", forced=forced, logprobs=0)]
+    )
+    run = finish(engine)
+    model, _ = with_lora("second")
+    logits = model(mx.array([[*prompt, *forced]]))[0]
+    logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    for index, (token, id_) in enumerate(zip(run.tokens[1], forced, strict=False)):
+        assert token.logprobs is not None
+        assert token.logprobs.logprob == pytest.approx(float(logprobs[19 + index, id_]), abs=1e-3)
+    assert run.ids(0) == told("first", tokens(9, 4))
+
+
+def test_a_worker_opens_them(tmp_path: Path) -> None:
+    """With their bytes among those of the weights, and a digest each for the prefix cache on disk."""
+    model = save_model(tmp_path / "model")
+    pairs = [f"{name}={write_mlx_lm(tmp_path / name, name)}" for name in KEYS]
+    plain = open_mlx_engine(str(model), EngineOptions(warm_up_s=0))
+    opened = open_mlx_engine(str(model), EngineOptions(warm_up_s=0, adapter=tuple(pairs)))
+    info = opened.engine.info
+    assert list(info.adapters) == list(KEYS)
+    assert len(set(info.adapters.values())) == 3
+    assert info.parameter_bytes > plain.engine.info.parameter_bytes
+    for each in (plain, opened):
+        each.engine.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"use_dora": True}, "use_dora"),
+        ({"bias": "all"}, "bias"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"peft_type": "IA3"}, "IA3"),
+    ],
+)
+def test_an_adapter_of_another_kind_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    """By what it has."""
+    with pytest.raises(ModelLoadError, match=message):
+        read_lora("x", write_peft(tmp_path / "x", "first", **changes))
+
+
+def test_an_adapter_that_changes_what_none_may_is_refused(tmp_path: Path, loras: list[Lora]) -> None:
+    """Another model's, products that are not the decoder's, and experts."""
+    other = build_model({**LLAMA, "hidden_size": 32})
+    with pytest.raises(ModelLoadError, match="another model"):
+        Adapters(runner_of(other).decoder.weights, loras)
+    expert = Lora("x", "", {(0, "mlp.switch_mlp.up_proj"): next(iter(loras[2].pairs.values()))})
+    with pytest.raises(ModelLoadError, match=r"mlp\.switch_mlp\.up_proj of layer 0"):
+        Adapters(runner_of(build_model(LLAMA)).decoder.weights, [expert])
+    with pytest.raises(ModelLoadError, match="cannot be read"):
+        read_lora("x", tmp_path)
+
+
+@pytest.mark.parametrize("pairs", [("a",), ("=b",), ("a:b=c",), ("a=b", "a=c")])
+def test_a_pair_that_names_no_adapter_is_refused(pairs: tuple[str, ...]) -> None:
+    """With its form."""
+    with pytest.raises(ConfigError, match="NAME=DIR"):
+        EngineOptions(adapter=pairs)
