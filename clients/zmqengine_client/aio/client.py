@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, overload
 
 import msgspec
 
@@ -34,6 +34,7 @@ from zmqengine_client.aio.questions import AsyncQuestions, ReplyT
 from zmqengine_client.aio.reranking import AsyncReranking
 from zmqengine_client.aio.streams import AsyncStream, AsyncTextStream, AsyncTokenStream
 from zmqengine_client.aio.waiting import AsyncNotifier
+from zmqengine_client.core.chunks import TextChunk, TokenChunk
 from zmqengine_client.core.connection import SessionConfig
 from zmqengine_client.core.embedding import Embedded, EmbedOptions, Ranked
 from zmqengine_client.core.options import Options, check_names
@@ -53,8 +54,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     from typing_extensions import Unpack
-
-ChunkT = TypeVar("ChunkT")
 
 
 class AsyncClient:
@@ -230,14 +229,22 @@ class AsyncClient:
         """
         return self._generate_text(chat_encoder(messages, tools, chat_template_kwargs), stop, options)
 
-    async def select(
-        self, streams: Iterable[AsyncStream[ChunkT]]
-    ) -> AsyncIterator[tuple[AsyncStream[ChunkT], ChunkT | None]]:
+    @overload
+    def select(
+        self, streams: Iterable[AsyncTextStream]
+    ) -> AsyncIterator[tuple[AsyncTextStream, TextChunk | None]]: ...
+
+    @overload
+    def select(
+        self, streams: Iterable[AsyncTokenStream]
+    ) -> AsyncIterator[tuple[AsyncTokenStream, TokenChunk | None]]: ...
+
+    async def select(self, streams: Iterable[AsyncStream[Any]]) -> AsyncIterator[tuple[Any, Any]]:
         """Chunks of many streams in one task, as they come: `(stream, chunk)`, and `(stream, None)` at its end.
 
         Errors of streams are not raised here: `stream.result` raises them. Leaving the loop early aborts no stream.
         """
-        group = AsyncGroup[ChunkT]()
+        group = AsyncGroup[Any]()
         reading = list(streams)
         for stream in reading:
             group.add(stream)

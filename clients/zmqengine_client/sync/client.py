@@ -6,7 +6,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, overload
 
 import msgspec
 
@@ -25,6 +25,7 @@ from zmqengine.protocol.messages import (
     Ping,
     Status,
 )
+from zmqengine_client.core.chunks import TextChunk, TokenChunk
 from zmqengine_client.core.connection import SessionConfig
 from zmqengine_client.core.embedding import Embedded, EmbedOptions, Ranked
 from zmqengine_client.core.options import Options, check_names
@@ -54,8 +55,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     from typing_extensions import Unpack
-
-ChunkT = TypeVar("ChunkT")
 
 
 class Client:
@@ -229,12 +228,18 @@ class Client:
         """
         return self._generate_text(chat_encoder(messages, tools, chat_template_kwargs), stop, options)
 
-    def select(self, streams: Iterable[Stream[ChunkT]]) -> Iterator[tuple[Stream[ChunkT], ChunkT | None]]:
+    @overload
+    def select(self, streams: Iterable[TextStream]) -> Iterator[tuple[TextStream, TextChunk | None]]: ...
+
+    @overload
+    def select(self, streams: Iterable[TokenStream]) -> Iterator[tuple[TokenStream, TokenChunk | None]]: ...
+
+    def select(self, streams: Iterable[Stream[Any]]) -> Iterator[tuple[Any, Any]]:
         """Chunks of many streams on one thread, as they come: `(stream, chunk)`, and `(stream, None)` at its end.
 
         Errors of streams are not raised here: `stream.result` raises them. Leaving the loop early aborts no stream.
         """
-        group = Group[ChunkT]()
+        group = Group[Any]()
         reading = list(streams)
         for stream in reading:
             group.add(stream)
