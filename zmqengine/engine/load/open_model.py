@@ -10,6 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx.utils import tree_map
 
 from zmqengine.engine.autotune.products import tune_products
 from zmqengine.engine.autotune.saved_choices import SavedChoices
@@ -73,8 +74,11 @@ def open_model(
     until_s = time.perf_counter() + seconds_max
     report("opening the decoder", None)
     theirs: MlxLmRunner | Exception
+    wanted: Sequence[np.ndarray] = ()
     try:
         theirs = open_runner(model, parameter_bytes)
+        # Before some of its weights become views.
+        wanted = steps_of(theirs, together=False)
     except Exception as error:  # noqa: BLE001 - whatever it raises, our decoder may run the model
         theirs = error
     try:
@@ -94,11 +98,11 @@ def open_model(
             "mlx-lm's own code does not run here; no logits to compare", extra={"reason": str(theirs)[:200]}
         )
         facts["model_code"] = "ours, not compared: mlx-lm's own code does not run here"
-    else:
-        wanted = steps_of(theirs, together=False)
-        if not _alike(wanted, lambda: steps_of(ours, together=True), is_exact=is_exact):
-            log.warning("the decoder's logits differ from mlx-lm's; mlx-lm's own code runs this model")
-            return OpenedModel(theirs, facts={"model_code": "mlx-lm's: the decoder's logits differ"})
+    elif not _alike(wanted, lambda: steps_of(ours, together=True), is_exact=is_exact):
+        log.warning("the decoder's logits differ from mlx-lm's; mlx-lm's own code runs this model")
+        # On CUDA MLX has no gathered product with views of the joined weights of experts.
+        model.update(tree_map(mx.contiguous, model.parameters()))
+        return OpenedModel(theirs, facts={"model_code": "mlx-lm's: the decoder's logits differ"})
     if saved is not None:
         choices = tune_products(
             weights,
