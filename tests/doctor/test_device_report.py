@@ -324,6 +324,7 @@ def short_command(group: str, directory: Path) -> Sequence[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_report_of_this_machine_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """End to end, on whatever device computes here. $ZMQENGINE_WHOLE_REPORT is for the checks as a Mac runs them."""
     is_whole = bool(os.environ.get("ZMQENGINE_WHOLE_REPORT"))

@@ -11,7 +11,7 @@ from zmqengine.engine.host.backend import on_gpu
 
 WATCHDOG_S = 5.0
 _LONGEST_S = WATCHDOG_S / 2
-_GPU_TOKENS, _CPU_TOKENS = 15_000, 4000
+_GPU_TOKENS, _CPU_TOKENS = 15_000, 1500
 
 
 def check(directory: Path) -> Iterator[Verdict]:
