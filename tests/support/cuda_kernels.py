@@ -216,12 +216,12 @@ def forget() -> None:
 
 def add_and_norm(inputs: Arrays, facts: Facts, _: Any) -> list[mx.array]:
     """residual_norm.cu"""
-    residual, added, weight, added_weight = inputs
+    residual, added, weight, added_weight, scale = inputs
     assert facts["N"] == residual.shape[-1]
     assert residual.shape == added.shape
     if facts["ADDED_NORM"]:
         added = mx.fast.rms_norm(added, added_weight, number(facts["ADDED_EPS"]))
-    total = residual + added
+    total = (residual + added) * scale if facts["SCALED"] else residual + added
     return [total, mx.fast.rms_norm(total, weight, number(facts["EPS"]))]
 
 

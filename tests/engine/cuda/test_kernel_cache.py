@@ -155,8 +155,9 @@ def build_every_kernel() -> None:
     (pool,) = slots.pools.values()
     storage.write(pool.keys, 0, 0, zeros(1, 1, 2, 3, 128))
     storage.read(pool.keys, 0, 0, 3)
-    for added_norm in (None, Norm(zeros(4096), 1e-6)):
-        between_products.add_and_norm(zeros(2, 4096), zeros(2, 4096), Norm(zeros(4096), 1e-5), added_norm)
+    norm = Norm(zeros(4096), 1e-5)
+    for added_norm, scale in ((None, None), (norm, zeros(1))):
+        between_products.add_and_norm(zeros(2, 4096), zeros(2, 4096), norm, added_norm, scale)
     for rows, outputs, activation in ((8, 4096, ""), (32, 16_384, "gelu")):
         plain_products.few_rows(zeros(rows, 256), zeros(outputs, 256), zeros(outputs), activation=activation)
     linear, gate_up, down = Linear(zeros(4, 64)), Linear(zeros(4, 128, 64)), Linear(zeros(4, 64, 64))

@@ -24,8 +24,10 @@ def test_a_product_is_added_and_normed(dtype: mx.Dtype, tokens: int, dim: int, i
         for seed in range(4)
     )
     norm, added_norm = Norm(weights[0], 1e-5), Norm(weights[1], 1e-2) if is_normed else None
-    got = between_products.add_and_norm(residual, 3 * added, norm, added_norm)
-    wanted = PlainOps().add_and_norm(residual, 3 * added, norm, added_norm)
+    # As in Gemma 4.
+    scale = mx.array([0.375], dtype) if is_normed else None
+    got = between_products.add_and_norm(residual, 3 * added, norm, added_norm, scale)
+    wanted = PlainOps().add_and_norm(residual, 3 * added, norm, added_norm, scale)
     exact = 1e-6 if dtype == mx.float32 or not is_normed else 0.01
     for one, other, bound in zip(got, wanted, (exact, max(exact, 0.005)), strict=True):
         first, second = (np.array(array.astype(mx.float32)) for array in (one, other))

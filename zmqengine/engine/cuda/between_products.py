@@ -25,15 +25,33 @@ _DTYPES = (mx.bfloat16, mx.float16, mx.float32)
 
 
 def add_and_norm(
-    residual: mx.array, added: mx.array, norm: Norm, added_norm: Norm | None = None
+    residual: mx.array,
+    added: mx.array,
+    norm: Norm,
+    added_norm: Norm | None = None,
+    scale: mx.array | None = None,
 ) -> tuple[mx.array, mx.array]:
-    """The sum of `residual` and `added`, both [tokens, dim], the latter after a norm of its own if there is one, and
-    that sum after `norm`."""
+    """As `Ops.add_and_norm`, for `residual` and `added` [tokens, dim]."""
     *_, dim = residual.shape
     threads = min(_THREADS_MAX, -(-dim // (_FOUR * _LANES)) * _LANES)
-    first = None if added_norm is None else added_norm.eps
-    total, normed = _add_and_norm(residual.dtype, added.dtype, dim, threads, norm.eps, first)(
-        inputs=[residual, added, norm.weight, (added_norm or norm).weight],
+    kind = _Sum(
+        residual.dtype,
+        added.dtype,
+        dim,
+        norm.eps,
+        None if added_norm is None else added_norm.eps,
+        scale is not None,
+    )
+    # The weights of the norm stand for what there is not.
+    unused = norm.weight
+    total, normed = _add_and_norm(kind, threads)(
+        inputs=[
+            residual,
+            added,
+            norm.weight,
+            unused if added_norm is None else added_norm.weight,
+            unused if scale is None else scale,
+        ],
         grid=(residual.size // dim * threads, 1, 1),
         threadgroup=(threads, 1, 1),
         output_shapes=[residual.shape, residual.shape],
@@ -139,31 +157,36 @@ def bits_of(number: float) -> int:
     return bits
 
 
+class _Sum(NamedTuple):
+    """A sum and its norms as the kernel is compiled for them."""
+
+    dtype: mx.Dtype
+    added: mx.Dtype
+    dim: int
+    eps: float
+    added_eps: float | None
+    is_scaled: bool
+
+
 @lru_cache(maxsize=64)
-def _add_and_norm(
-    dtype: mx.Dtype,
-    added: mx.Dtype,
-    dim: int,
-    threads: int,
-    eps: float,
-    added_eps: float | None,
-) -> Variant:
+def _add_and_norm(kind: _Sum, threads: int) -> Variant:
     kernel = Kernel(
         name="residual_norm",
-        input_names=["residual", "added", "weight", "added_weight"],
+        input_names=["residual", "added", "weight", "added_weight", "scale"],
         output_names=["sum", "normed"],
         source=kernel_text("residual_norm.cu"),
     )
     template = [
-        ("T", dtype),
-        ("A", added),
-        ("N", dim),
+        ("T", kind.dtype),
+        ("A", kind.added),
+        ("N", kind.dim),
         ("THREADS", threads),
-        ("EPS", bits_of(eps)),
-        ("ADDED_NORM", added_eps is not None),
-        ("ADDED_EPS", bits_of(added_eps or 0.0)),
+        ("EPS", bits_of(kind.eps)),
+        ("ADDED_NORM", kind.added_eps is not None),
+        ("ADDED_EPS", bits_of(kind.added_eps or 0.0)),
+        ("SCALED", kind.is_scaled),
     ]
-    return kernel.variant(template, [dtype, added, dtype, dtype], [dtype, dtype])
+    return kernel.variant(template, [kind.dtype, kind.added, *[kind.dtype] * 3], [kind.dtype] * 2)
 
 
 @lru_cache(maxsize=64)

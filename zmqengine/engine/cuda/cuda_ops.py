@@ -59,13 +59,20 @@ class CudaOps(PlainOps):
         return few_sizes(tokens, _TILE if tokens > _TILE else 1)
 
     def add_and_norm(
-        self, hidden: mx.array, added: mx.array, norm: Norm, added_norm: Norm | None = None
+        self,
+        hidden: mx.array,
+        added: mx.array,
+        norm: Norm,
+        added_norm: Norm | None = None,
+        scale: mx.array | None = None,
     ) -> tuple[mx.array, mx.array]:
         """See `Ops`."""
-        weights = [norm.weight, *([] if added_norm is None else [added_norm.weight])]
-        if any(weight.size % _FOUR or weight.dtype != hidden.dtype for weight in weights):
-            return super().add_and_norm(hidden, added, norm, added_norm)
-        return between_products.add_and_norm(hidden, added, norm, added_norm)
+        factors = [norm.weight, *([] if added_norm is None else [added_norm.weight])]
+        fits = all(weight.size % _FOUR == 0 for weight in factors)
+        factors += [] if scale is None else [scale]
+        if not fits or any(factor.dtype != hidden.dtype for factor in factors):
+            return super().add_and_norm(hidden, added, norm, added_norm, scale)
+        return between_products.add_and_norm(hidden, added, norm, added_norm, scale)
 
     def gated(self, inputs: mx.array, gate_up: tuple[Linear, ...], activation: str) -> mx.array:
         """See `PlainOps`. One kernel for the product and the activation."""

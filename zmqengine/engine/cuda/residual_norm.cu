@@ -1,6 +1,6 @@
 // The sum of a row of the residual stream and of a product, and that sum normalised: w * s / rms(s). ADDED_NORM: the
-// product is normalised before. A block takes a row. Intermediate results are rounded to T, as they are between separate
-// kernels.
+// product is normalised before. SCALED: the sum is multiplied by a factor. A block takes a row. Intermediate results are
+// rounded to T, as they are between separate kernels.
   struct alignas(4 * sizeof(T)) Four { T at[4]; };
   struct alignas(4 * sizeof(A)) FourAdded { A at[4]; };
   constexpr int EACH = (N / 4 + THREADS - 1) / THREADS;
@@ -48,6 +48,7 @@
 #pragma unroll
     for (int j = 0; j < 4; j++) {
       fours[e].at[j] = static_cast<T>(static_cast<float>(stream.at[j]) + static_cast<float>(fours[e].at[j]));
+      if (SCALED) fours[e].at[j] = static_cast<T>(static_cast<float>(fours[e].at[j]) * static_cast<float>(scale[0]));
       squares += static_cast<float>(fours[e].at[j]) * static_cast<float>(fours[e].at[j]);
     }
     reinterpret_cast<Four*>(sum)[first + i] = fours[e];

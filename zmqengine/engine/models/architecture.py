@@ -14,26 +14,29 @@ Mixer: TypeAlias = HeadShape | RecurrentMixer
 class Stream(NamedTuple):
     """Hidden states [tokens, dim] between two layers: `hidden` and `added`, which the next norm adds up.
 
-    `added_norm`: of `added` alone, before.
+    `added_norm`: of `added` alone, before. `scale` [1]: a factor of the sum, after.
     """
 
     hidden: Any
     added: Any = None
     added_norm: Norm | None = None
+    scale: Any = None
 
     def summed(self, ops: Ops, norm: Norm) -> tuple[Any, Any]:
         """The sum, and it after an RMS norm."""
         if self.added is None:
             return self.hidden, ops.norm(self.hidden, norm)
-        return ops.add_and_norm(self.hidden, self.added, norm, self.added_norm)
+        return ops.add_and_norm(self.hidden, self.added, norm, self.added_norm, self.scale)
 
     def total(self, ops: Ops) -> Any:
         """The sum."""
         if self.added is None:
             return self.hidden
-        return self.hidden + (
-            self.added if self.added_norm is None else ops.norm(self.added, self.added_norm)
-        )
+        if self.added_norm is not None:
+            # What is made beside the sum is not used: still one kernel in place of two.
+            return self.summed(ops, self.added_norm)[0]
+        total = self.hidden + self.added
+        return total if self.scale is None else total * self.scale
 
 
 class Before(NamedTuple):

@@ -74,10 +74,10 @@ class Ops(Protocol):
         ...
 
     def add_and_norm(
-        self, hidden: Any, added: Any, norm: Norm, added_norm: Norm | None = None
+        self, hidden: Any, added: Any, norm: Norm, added_norm: Norm | None = None, scale: Any = None
     ) -> tuple[Any, Any]:
-        """The sum of `hidden` and `added`, the latter after a norm of its own if there is one, and that sum after
-        `norm`."""
+        """The sum of `hidden` and `added`, the latter after a norm of its own if there is one, times `scale` [1], and
+        the result after `norm`."""
         ...
 
     def product(self, inputs: Any, *linears: Linear) -> Any:
@@ -170,10 +170,16 @@ class PlainOps:
         return mx.fast.rms_norm(hidden, norm.weight, norm.eps)
 
     def add_and_norm(
-        self, hidden: mx.array, added: mx.array, norm: Norm, added_norm: Norm | None = None
+        self,
+        hidden: mx.array,
+        added: mx.array,
+        norm: Norm,
+        added_norm: Norm | None = None,
+        scale: mx.array | None = None,
     ) -> tuple[mx.array, mx.array]:
         """See `Ops`."""
         total = hidden + (added if added_norm is None else self.norm(added, added_norm))
+        total = total if scale is None else total * scale
         return total, self.norm(total, norm)
 
     def product(self, inputs: mx.array, *linears: Linear) -> mx.array:

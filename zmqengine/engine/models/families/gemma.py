@@ -68,7 +68,7 @@ class GemmaLayer(NamedTuple):
         stream = Stream(hidden, outputs, self.mlp_out_norm)
         if self.own is not None:
             stream = self.own.added_to(ops, stream.total(ops), *beside)
-        return stream if self.scale is None else Stream(stream.total(ops) * self.scale)
+        return stream._replace(scale=self.scale)
 
 
 class ExpertsBeside(NamedTuple):
