@@ -444,7 +444,7 @@ def unpacked(weights: mx.array, scales: Arrays, facts: Facts) -> mx.array:
     packing = {"group_size": facts["GROUP"], "bits": facts["BITS"]}
     if facts["MXFP4"]:
         return mx.dequantize(weights, scales[0], mode="mxfp4", **packing)
-    return mx.dequantize(weights, *scales, **packing)
+    return mx.dequantize(weights, scales[0], scales[1], **packing)
 
 
 def delta_heads(inputs: Arrays, facts: Facts, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:

@@ -49,7 +49,7 @@ def attend(
     tokens, dim = queries.shape[0], heads.dim
     facts = _facts(heads.scale, heads.window, heads.cap)
     sinks = facts if heads.sinks is None else heads.sinks
-    variants = _variants(_kind(heads))
+    variants = _variants(_heads_kind(heads))
     outputs = (tokens, heads.heads * dim)
     (found,) = (variants.whole if parts == 1 else variants.part)(
         inputs=[queries, tiles, facts, sinks, *keys_values],
@@ -97,7 +97,7 @@ def parts_of(blocks: int, columns: int) -> int:
     return _PARTS[-1]
 
 
-class _Kind(NamedTuple):
+class _HeadsKind(NamedTuple):
     """A shape of heads as a kernel is compiled for it."""
 
     dtype: mx.Dtype
@@ -123,9 +123,9 @@ class _Kind(NamedTuple):
         return sums + warps * _WARP_QUERIES * self.dim * size
 
 
-def _kind(heads: HeadShape) -> _Kind:
+def _heads_kind(heads: HeadShape) -> _HeadsKind:
     sinks = None if heads.sinks is None else heads.sinks.dtype
-    return _Kind(heads.dtype, heads.dim, heads.heads, heads.key_heads, sinks, heads.cap is not None)
+    return _HeadsKind(heads.dtype, heads.dim, heads.heads, heads.key_heads, sinks, heads.cap is not None)
 
 
 class _Variants(NamedTuple):
@@ -137,8 +137,8 @@ class _Variants(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def _variants(kind: _Kind) -> _Variants:
-    """All at once, since traffic needs the others later, when to compile one would be a pause."""
+def _variants(kind: _HeadsKind) -> _Variants:
+    """The variants of a kind, all at once: traffic needs the others later, when to compile one would be a pause."""
     join = Kernel(
         name="attention_join",
         input_names=["parts", "sinks"],
@@ -153,7 +153,7 @@ def _variants(kind: _Kind) -> _Variants:
     )
 
 
-def _variant(name: str, end: str, kind: _Kind, output: mx.Dtype) -> Variant:
+def _variant(name: str, end: str, kind: _HeadsKind, output: mx.Dtype) -> Variant:
     pools = [f"{array}{number}" for number in range(POOLS_MAX) for array in ("k", "v")]
     kernel = Kernel(
         name=name,

@@ -84,7 +84,7 @@ def rotate(
     return queries
 
 
-class _Kind(NamedTuple):
+class _RotationKind(NamedTuple):
     """A shape of heads as a kernel is compiled for it: without what is the same to it, and types in place of arrays."""
 
     heads: HeadShape
@@ -98,9 +98,9 @@ class _Kind(NamedTuple):
 _UNTURNED = RotaryEmbedding(0, False, None, 1.0, None, 1.0)
 
 
-def _kind(heads: HeadShape, product: mx.Dtype) -> _Kind:
+def _kind(heads: HeadShape, product: mx.Dtype) -> _RotationKind:
     rotation, norms = heads.rotation or _UNTURNED, heads.norms
-    return _Kind(
+    return _RotationKind(
         heads._replace(scale=1.0, rotation=None, norms=None, window=None, cap=None, sinks=None),
         rotation._replace(freqs=None),
         product,
@@ -109,7 +109,7 @@ def _kind(heads: HeadShape, product: mx.Dtype) -> _Kind:
     )
 
 
-def _template(kind: _Kind) -> tuple[tuple[str, Any], ...]:
+def _template(kind: _RotationKind) -> tuple[tuple[str, Any], ...]:
     heads, rotation, norms = kind.heads, kind.rotation, kind.norms
     return (
         ("T", heads.dtype),
@@ -190,7 +190,7 @@ def _add_and_norm(kind: _Sum, threads: int) -> Variant:
 
 
 @lru_cache(maxsize=64)
-def _rotate(kind: _Kind, pools: int) -> Variant:
+def _rotate(kind: _RotationKind, pools: int) -> Variant:
     arrays = [f"{name}{number}" for number in range(pools) for name in ("keys", "values")]
     kernel = Kernel(
         name="rotary_heads",

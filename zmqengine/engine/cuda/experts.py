@@ -59,9 +59,9 @@ def mixture(inputs: mx.array, logits: mx.array, experts: Experts) -> mx.array:
     tiles = pairs // rows + min(pairs, count)
     shares, order, table = _routed(logits, experts.router, rows, tiles)
     (gate_up,) = experts.gate_up
-    pair_table = _Pairs(order, table, pairs, per_token)
-    gated = _multiply(inputs, gate_up, pair_table, cut, experts.activation)
-    made = _multiply(gated, experts.down, pair_table, cut, "")
+    ordered = _Pairs(pairs, order, table, per_token)
+    gated = _multiply(inputs, gate_up, ordered, cut, experts.activation)
+    made = _multiply(gated, experts.down, ordered, cut, "")
     dim = made.shape[1]
     (found,) = _sum(dim, per_token, inputs.dtype)(
         inputs=[made, shares],
@@ -97,11 +97,11 @@ def _cut(mean: float, bits: int) -> Cut:
 
 
 class _Pairs(NamedTuple):
-    """Pairs of token and expert, `per_token` of each, ordered by expert, and tiles of them."""
+    """A number of pairs of token and expert, `per_token` of each, ordered by expert, and tiles of them."""
 
+    number: int
     order: mx.array
     tiles: mx.array
-    count: int
     per_token: int
 
 
@@ -116,7 +116,7 @@ def _multiply(rows: mx.array, linear: Linear, pairs: _Pairs, cut: Cut, activatio
         inputs=[rows, *weights, bias, pairs.order, pairs.tiles],
         grid=(-(-outputs // cut.columns) * WARPS * 32, pairs.tiles.shape[0] // _TILE, 1),
         threadgroup=(WARPS * 32, 1, 1),
-        output_shapes=[(pairs.count, outputs // 2 if activation else outputs)],
+        output_shapes=[(pairs.number, outputs // 2 if activation else outputs)],
     )[0]
 
 

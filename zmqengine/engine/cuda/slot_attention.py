@@ -43,14 +43,14 @@ class CudaLayout(NamedTuple):
 
 
 class _Tiling(NamedTuple):
-    """What the tiles of a step depend on: `group` heads with the same keys, of `dim` dimensions."""
+    """The part of a shape that a step's tiles depend on: `group` heads with the same keys, of `dim` dimensions."""
 
     group: int
     dim: int
 
 
 class _Reading(NamedTuple):
-    """What the thread blocks of layers depend on: layers that are alike take the same table, and as many parts."""
+    """The part of a shape that thread blocks depend on: layers with the same one take as many parts."""
 
     tiling: _Tiling
     key_heads: int
