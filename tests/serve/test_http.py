@@ -94,7 +94,7 @@ def site() -> Iterator[Site]:
     models = toml(
         {
             "small": {**fake(1), "aliases": ["gpt-4o", "tagged:latest"]},
-            "other": fake(2),
+            "other": fake(2, adapters=["odd"]),
             "slow": fake(1, **SLOW),
             "large": fake(50),
             "bad": fake(1, faults=[{"place": "next", "action": "exit", "times": None}]),
@@ -156,6 +156,14 @@ def test_a_name_may_have_ollamas_tag(site: Site, path: str, name: str) -> None:
     """In every API: a model was loaded for a request that then was a 404. On the list, the tag is a part of a name."""
     answer = site.call("POST", path, {"model": name, "prompt": "a", "stream": False})
     assert answer.status == 200, answer.body
+
+
+def test_a_model_is_loaded_for_a_request_that_names_it_with_an_adapter(site: Site) -> None:
+    """Then the list has both; an adapter that it has not is a 404."""
+    said = [site.complete(name, seed=1).json["choices"][0]["text"] for name in ("other:odd", "other")]
+    assert said[0] != said[1]
+    assert site.states()["other:odd"] == site.states()["other"] == "loaded"
+    assert site.complete("other:even").status == 404
 
 
 def test_a_misspelt_name_is_a_404_with_names_alike_and_loads_nothing(site: Site) -> None:

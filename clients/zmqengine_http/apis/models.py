@@ -12,7 +12,7 @@ from zmqengine_http.prompt.template import takes_tools
 from zmqengine_http.serving.errors import bad_field
 from zmqengine_http.serving.exchange import Exchange
 from zmqengine_http.workers.launched import ONLY_KEY, LaunchedModels
-from zmqengine_http.workers.worker import Model
+from zmqengine_http.workers.worker import ADAPTER_MARK, Model
 
 _STARTED = int(time.time())
 _ANTHROPIC_CREATED = "1970-01-01T00:00:00Z"
@@ -80,12 +80,13 @@ def _facts(model: Model) -> dict[str, object]:
 
 
 async def _list_launched(service: Service, launched: LaunchedModels, exchange: Exchange) -> None:
-    """The models of a launcher, loaded or not, and their aliases."""
-    only = exchange.scope.get(ONLY_KEY)
+    """The models of a launcher, loaded or not, their aliases, and the adapters of those that are loaded."""
+    only, loaded = exchange.scope.get(ONLY_KEY), service.pool.models()
     named = sorted(
-        (name, entry)
+        (f"{name}{behind}", entry)
         for entry in launched.entries.values()
         for name in (entry.name, *entry.aliases)
+        for behind in ("", *_adapters_of(loaded.get(entry.name)))
         if only is None or name.replace("/", "--") == only
     )
     if _for_anthropic(exchange):
@@ -106,12 +107,16 @@ async def _list_launched(service: Service, launched: LaunchedModels, exchange: E
         ]
         await exchange.send_json({"models": models})
     else:
-        loaded = service.pool.models()
         listed = [
             launched_card(entry, name) | (_facts(loaded[entry.name]) if entry.name in loaded else {})
             for name, entry in named
         ]
         await exchange.send_json({"object": "list", "data": listed})
+
+
+def _adapters_of(model: Model | None) -> list[str]:
+    """The ends of the names of a model with its adapters."""
+    return [] if model is None else [f"{ADAPTER_MARK}{adapter}" for adapter in model.card.adapters]
 
 
 def status_word(entry: ModelEntry) -> str:

@@ -76,7 +76,7 @@ class FakeEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     parameters has about 147,000 bytes a token.
 
     With `vision` it sees: its tokens depend on the contents of images, each of which takes a step of its own before its
-    row begins, once in a scope.
+    row begins, once in a scope. They depend on the adapter of a row, too, which is one of `adapters`.
 
     With `dimensions` it makes embeddings and with `labels` scores, of `prefill_chunk` tokens of text a step; one that
     does not generate is a `FakeVectorEngine`.
@@ -97,6 +97,7 @@ class FakeEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     dimensions: int = 0
     labels: int = 0
     vision: bool = False
+    adapters: tuple[str, ...] = ()
     faults: tuple[FakeFault, ...] = ()
 
     @classmethod
@@ -121,6 +122,7 @@ class FakeEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             labels=self.labels,
             vision=FAKE_CARD if self.vision else None,
             image_patches_max=FAKE_CARD.patches_max if self.vision else 0,
+            adapters={name: name for name in self.adapters},
         )
 
 
@@ -408,7 +410,9 @@ class _Row:
         self.total = len(self.tokens)
         self.begun = False
         self.done = self.cached = 0
-        digest = hashlib.blake2b(self.tokens[: len(request.prompt)].tobytes(), digest_size=8)
+        digest = hashlib.blake2b(
+            self.tokens[: len(request.prompt)].tobytes(), key=request.adapter.encode()[:64], digest_size=8
+        )
         self._key = int.from_bytes(digest.digest(), "little") ^ seed_key(request.seed)
         self._thinking = None if request.thinking is None else request.thinking.start(request.emitted)
 
