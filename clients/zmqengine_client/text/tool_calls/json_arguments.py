@@ -149,7 +149,9 @@ class JsonArguments:
         if word is None:
             return False
         behind = self.rest[word.end() :].lstrip()
-        return not behind.startswith("=") if behind else None
+        if not behind and len(self.rest) <= _WORD_CHARS_MAX:
+            return None
+        return bool(behind) and not behind.startswith("=")
 
     def _position(self) -> str:
         if not self._positions:

@@ -21,7 +21,6 @@ from zmqengine_client.text.tool_calls.schema_types import property_names
 # DeepSeek's markers contain a fullwidth bar, and a lower block for a space.
 BAR, GAP = "\uff5c", "\u2581"
 _BETWEEN = " \t\r\n;,"
-_FENCE = re.compile(r"\s*```(?:json)?\s*(.*?)\s*```\s*", re.DOTALL)
 
 
 def parse_json(text: str, schemas: Schemas) -> list[ParsedCall]:
@@ -34,8 +33,9 @@ def _values(text: str) -> list[object]:
     """The JSON values in a text, with lists flattened."""
     values: list[object] = []
     at = 0
-    if fenced := _FENCE.fullmatch(text):
-        text = fenced[1]
+    text = text.strip()
+    if text.startswith("```") and text.endswith("```"):
+        text = text[3:-3].removeprefix("json")
     while (at := skip(text, at, _BETWEEN)) < len(text):
         value, at = read_value(text, at)
         values += value if isinstance(value, list) else [value]
@@ -66,18 +66,21 @@ def read_python(parameters: Mapping[str, object], end: str) -> ArgumentsParser:
 
 
 # A single call, or the next one of a list.
-JSON_CALL = (
+_JSON_CALL = (
     r'(?:\[\s*)?\{\s*(?:"tool_call_id"\s*:\s*"[^"]*"\s*,\s*)?"(?:tool_)?name"\s*:\s*"([^"\\]+)"\s*,\s*'
     r'"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
-_JSON_TAIL = re.compile(r'(?:\s*,\s*"id"\s*:\s*"[^"]*")?(?:\s*\})+(?:\s*```)?')
-PYTHON_CALL = r"(?:\[\s*)?([A-Za-z_][\w.]*)\s*\("
+_JSON_TAIL = r'(?:\s*,\s*"id"\s*:\s*"[^"]*")?\s*\}[\s}]*(?:```)?'
+_PYTHON_CALL = r"(?:\[\s*)?([A-Za-z_][\w.]*)\s*\("
 # Llama 3.1 writes this beside its template, and leaves out the bracket.
-_TAGGED_CALL = r"([\w.-]+)\s*>?\s*(?=\{)"
-_LLAMA3_HEADER = re.compile(rf"\s*(?:{JSON_CALL}|{_TAGGED_CALL}|([A-Za-z_]\w*)\.call\()")
+_TAGGED_CALL = r"([\w.-]+)[\s>]*(?=\{)"
+_LLAMA3_HEADER = re.compile(rf"\s*(?:{_JSON_CALL}|{_TAGGED_CALL}|([A-Za-z_]\w*)\.call\()")
+PYTHON_HEADER = re.compile(r"\s*" + _PYTHON_CALL)
+# LFM2 writes JSON where its system prompt asks for it.
+EITHER_HEADER = re.compile(rf"\s*(?:{_JSON_CALL}|{_PYTHON_CALL})")
 EITHER_TAIL = re.compile(r"\s*[)}]?")
-_JSON_HEADER = re.compile(r"\s*" + JSON_CALL)
-_LLAMA4_HEADER = re.compile(rf"\s*(?:<\|python_end\|>\s*)?(?:{JSON_CALL}|{PYTHON_CALL})")
+_JSON_HEADER = re.compile(r"\s*" + _JSON_CALL)
+_LLAMA4_HEADER = re.compile(rf"\s*(?:<\|python_end\|>\s*)?(?:{_JSON_CALL}|{_PYTHON_CALL})")
 _KEYED_HEADER = re.compile(r'\s*(?:\[\s*)?\{\s*"([^"\\]+)"\s*:\s*(?=\{)')
 # A list of JSON calls, or a name followed by its arguments.
 _MISTRAL_START = re.compile(
@@ -118,7 +121,7 @@ _COHERE_CALL = '{"tool_call_id": "«number»", "tool_name": "«name»", "paramet
 
 def _json(start: str, end: str, *layouts: CallLayout) -> CallFormat:
     return CallFormat(
-        start, end, _JSON_HEADER, _JSON_TAIL, parse=parse_json,
+        start, end, _JSON_HEADER, re.compile(_JSON_TAIL), parse=parse_json,
         shapes=JSON_SHAPES, wholes=WHOLE_JSON, loose=True, layouts=layouts,
     )  # fmt: skip
 
@@ -185,9 +188,10 @@ JSON_FORMATS: dict[str, CallFormat] = {
             CallLayout(_CALL, before=" [", between=", ", after="]"),
         ),
     ),
-    "llama3_json": _json("<|python_tag|>", "", CallLayout(_PARAMETERS, between="; "))._replace(
-        header=_LLAMA3_HEADER, tail=re.compile(rf"(?:{_JSON_TAIL.pattern})?"), read=read_python, bare=True,
+    "llama3_json": CallFormat(
+        "<|python_tag|>", "", _LLAMA3_HEADER, re.compile(rf"(?:{_JSON_TAIL})?"), read=read_python, parse=parse_json,
         blocks=(("<function=", "</function>"),), shapes=(*JSON_SHAPES, "NAME>{", "NAME{", "NAME.call("),
+        wholes=WHOLE_JSON, bare=True, loose=True, layouts=(CallLayout(_PARAMETERS, between="; "),),
     ),
     "llama4_json": CallFormat(
         "<|python_start|>", "", _LLAMA4_HEADER, re.compile(r"\s*[)}\]]*\s*(?:<\|python_end\|>)?"), read=read_python,

@@ -15,19 +15,16 @@ from zmqengine_client.text.tool_calls.call_layout import (
 )
 from zmqengine_client.text.tool_calls.json_arguments import ArgumentsParser, JsonArguments
 from zmqengine_client.text.tool_calls.json_formats import (
+    EITHER_HEADER,
     EITHER_TAIL,
-    JSON_CALL,
     JSON_SHAPES,
-    PYTHON_CALL,
+    PYTHON_HEADER,
     WHOLE_JSON,
     parse_json,
     read_python,
 )
 
 _GEMMA_HEADER = re.compile(r"\s*call:([\w.-]+)\s*(?=\{)")
-_PYTHON_HEADER = re.compile(r"\s*" + PYTHON_CALL)
-# LFM2 writes JSON where its system prompt asks for it.
-_EITHER_HEADER = re.compile(rf"\s*(?:{JSON_CALL}|{PYTHON_CALL})")
 
 
 def _read_escaped(parameters: Mapping[str, object], end: str) -> ArgumentsParser:
@@ -49,13 +46,13 @@ VALUE_FORMATS: dict[str, CallFormat] = {
         read=_read_escaped
     ),
     "pythonic": CallFormat(
-        "<|tool_call_start|>", "<|tool_call_end|>", _EITHER_HEADER, EITHER_TAIL, read=read_python, parse=parse_json,
+        "<|tool_call_start|>", "<|tool_call_end|>", EITHER_HEADER, EITHER_TAIL, read=read_python, parse=parse_json,
         shapes=("NAME(", *JSON_SHAPES), wholes=WHOLE_JSON, opener="[",
         layouts=(CallLayout(_PYTHON_CALL, before="[", between=", ", after="]<|tool_call_end|>", style=PYTHON),),
     ),
     # A line of prose or code looks like a call without its markers.
     "olmo3": CallFormat(
-        "<function_calls>", "</function_calls>", _PYTHON_HEADER, read=read_python, shapes=("NAME(",),
+        "<function_calls>", "</function_calls>", PYTHON_HEADER, read=read_python, shapes=("NAME(",),
         layouts=(CallLayout(_PYTHON_CALL, between="\n", after="</function_calls>", style=PYTHON),),
     ),
 }  # fmt: skip
