@@ -1,7 +1,9 @@
-"""Open WebUI in Chromium, in front of `zmqengine serve`: a person signs up, chooses a model and chats.
+"""User interfaces that others wrote, in front of `zmqengine serve` with the bundled models.
 
-Nothing is set in it but the address. It offers tools of its own to every model, asks for titles, tags and follow-up
-questions, and lists models by what each server says of them.
+Open WebUI in Chromium, with nothing set but the address: a person signs up, chooses a model and chats. It offers tools
+of its own to every model, and asks for titles, tags and follow-up questions. Of LibreChat, whose server wants a
+MongoDB, the library by which it calls models. Jan is an application for desktops: `tests/http/apis/test_interfaces.py`
+has its requests.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import pytest
 
 from tests.http.front import wait_until
 from tests.http.page.browsers import KEYS, Browser, opened
-from tests.http.programs.programs_of_others import DIRECTORY, wanted
+from tests.http.programs.programs_of_others import DIRECTORY, results_of, wanted
 from tests.serve.launching import LauncherProcess, toml
 from tests.support.ports import free_port
 
@@ -106,6 +108,14 @@ def test_a_person_chats_with_every_kind_of_model(served: str, api: str, tmp_path
         assert ask(browser, url, "pico-eye", "What do you see?", picture=PICTURE).text
         pictures = Path(os.environ.get("ZMQENGINE_TEST_PICTURES", tmp_path))
         (pictures / f"open-webui-{api}.png").write_bytes(browser.picture())
+
+
+@wanted
+def test_librechats_library_chats_and_calls_tools(served: str, tmp_path: Path) -> None:
+    """By the OpenAI API, streamed, as its custom endpoints do."""
+    results = results_of("librechat.mjs", served, environment="", scratch=tmp_path)
+    assert [(result["name"], result["error"]) for result in results if result["error"]] == []
+    assert len(results) == 3
 
 
 def sign_up(browser: Browser, url: str) -> None:
