@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -105,7 +106,7 @@ def open_mlx_engine(
         draw, facts["drawing"] = open_draw(loaded.info.vocab_size, saved)
     opened = _open_model(loaded, options, saved, device, report)
     facts |= opened.facts
-    loaded = _with_adapters(loaded, opened.runner, options)
+    loaded, opened = _with_adapters(loaded, opened, options)
     parameter_bytes = loaded.info.parameter_bytes
     eye: Eye | None = None
     if loaded.vision is not None:
@@ -169,20 +170,27 @@ def open_mlx_engine(
     return OpenedEngine(engine, loaded, opened.runner, loaded.tokenizer, limit, facts)
 
 
-def _with_adapters(loaded: LoadedModel, runner: ModelRunner, options: EngineOptions) -> LoadedModel:
-    """The model with the adapters in `options`, which the runner knows from now on. Raises `ModelLoadError`."""
+def _with_adapters(
+    loaded: LoadedModel, opened: OpenedModel, options: EngineOptions
+) -> tuple[LoadedModel, OpenedModel]:
+    """The model and its runner with the adapters in `options`. Raises `ModelLoadError`."""
     if not options.adapters:
-        return loaded
+        return loaded, opened
+    runner = opened.runner
     if not isinstance(runner, SlotRunner):
         raise ModelLoadError("--adapter: this model runs by mlx-lm's own code, where all rows share one")
     loras = [read_lora(name, directory) for name, directory in options.adapters.items()]
-    runner.adapters = adapters = Adapters(runner.decoder.weights, loras)
+    adapters = Adapters(runner.decoder.weights, loras)
     info = replace(
         loaded.info,
         parameter_bytes=loaded.info.parameter_bytes + adapters.bytes,
         adapters={lora.name: lora.digest for lora in loras},
     )
-    return replace(loaded, info=info)
+    adapted = runner.adapted(adapters)
+    if (decoder := adapted.decoder).replays:
+        sizes = {decoder.ops.padded(rows) for rows in range(1, options.rows_max + 1)}
+        decoder.trace(sorted(sizes), time.perf_counter() + options.warm_up_s)
+    return replace(loaded, info=info), replace(opened, runner=adapted)
 
 
 def _name_of_steps(loaded: LoadedModel, options: EngineOptions) -> str:

@@ -17,6 +17,7 @@ from tests.support.models import LLAMA, VOCAB_SIZE, build_model, save_model
 from zmqengine.engine.adapters.lora_deltas import Adapters
 from zmqengine.engine.adapters.lora_files import Lora, read_lora
 from zmqengine.engine.interface import RowRequest
+from zmqengine.engine.models.decoder import DecoderModel
 from zmqengine.engine.models.slot_runner import SlotRunner
 from zmqengine.engine.open import open_mlx_engine
 from zmqengine.engine.options import EngineOptions
@@ -108,24 +109,25 @@ def loras(tmp_path_factory: pytest.TempPathFactory) -> list[Lora]:
     ]
 
 
-def engine_with(loras: list[Lora], kernels: Any = "auto", **options: Any) -> Any:
+def engine_with(loras: list[Lora], kernels: Any = "auto", *, replays: bool = False, **options: Any) -> Any:
     """An engine of the small model with these adapters."""
     runner = runner_of(build_model(LLAMA), kernels)
     assert isinstance(runner, SlotRunner)
-    runner.adapters = Adapters(runner.decoder.weights, loras)
-    return make_engine(runner, **options)
+    if replays:
+        runner = SlotRunner(DecoderModel(runner.decoder.weights, runner.decoder.ops, replays=True), 2048)
+    return make_engine(runner.adapted(Adapters(runner.decoder.weights, loras)), **options)
 
 
 def request(row: int, prompt: list[int], name: str, **fields: Any) -> RowRequest:
     return RowRequest(row, prompt, COUNT, adapter=name, cache_scope=name, **fields)
 
 
-@pytest.mark.parametrize("kernels", ["auto", "mlx"])
+@pytest.mark.parametrize(("kernels", "replays"), [("auto", False), ("mlx", False), ("mlx", True)])
 def test_rows_of_different_adapters_in_one_batch_are_those_of_fused_models(
-    loras: list[Lora], kernels: str
+    loras: list[Lora], kernels: str, replays: bool
 ) -> None:
     """Beside rows without one, of unlike lengths, prompts and decode in one step, and again from the prefix cache."""
-    engine = engine_with(loras, kernels, prefill_chunk=16)
+    engine = engine_with(loras, kernels, replays=replays, prefill_chunk=16)
     names = ["first", "", "second", "third", "first", "second"]
     prompts = [tokens(length, seed) for seed, length in enumerate((40, 23, 40, 5, 17, 70))]
     expected = [told(name, prompt) for name, prompt in zip(names, prompts, strict=True)]
@@ -136,6 +138,8 @@ def test_rows_of_different_adapters_in_one_batch_are_those_of_fused_models(
         run = finish(engine)
         assert [run.ids(row.row) for row in rows] == expected
     assert run.cached(len(names)) == len(prompts[0]) - 1
+    traced = {adapted for _, _, adapted in engine._runner.decoder._traces._calls}
+    assert traced == ({False, True} if replays else set())
 
 
 def test_a_row_alone_is_the_same(loras: list[Lora]) -> None:

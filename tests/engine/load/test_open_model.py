@@ -232,7 +232,7 @@ def test_products_of_other_modes_are_not_measured(tmp_path: Any) -> None:
 def test_steps_are_traced_where_it_is_asked_for() -> None:
     """Before a row waits for it: for as many tokens as there are rows."""
     calls = decoder_of(opened(build_model(LLAMA), replays=True))._traces._calls
-    assert set(calls) == {(rows, None) for rows in range(1, 5)}
+    assert set(calls) == {(rows, None, False) for rows in range(1, 5)}
     assert not decoder_of(opened(build_model(LLAMA)))._traces._calls
 
 

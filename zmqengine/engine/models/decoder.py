@@ -22,7 +22,7 @@ from zmqengine.engine.models.architecture import Before, DecoderLayer, DecoderWe
 from zmqengine.engine.models.attention import capped
 from zmqengine.engine.models.layers import Linear, Norm
 from zmqengine.engine.models.mixing import Mixing
-from zmqengine.engine.models.ops import AddedProducts, Ops
+from zmqengine.engine.models.ops import AddedProducts, Ops, by_look_up
 from zmqengine.engine.models.positions import Axes, angles
 from zmqengine.engine.models.tree import arrays_of, filled, kind_of
 
@@ -31,6 +31,9 @@ from zmqengine.engine.models.tree import arrays_of, filled, kind_of
 # none of 37; 16 repeated 27. Packed steps on CUDA add one for each number of rows up to 64, and four for each doubling
 # of a chunk.
 _TRACES_MAX = 128
+# Maximum tokens of a step with adapters that is replayed. More are those of a prompt: their products outlast the launch
+# of each operation, and where they have one adapter they need no look-up.
+_ADAPTED_TOKENS_MAX = 64
 
 Traced = Callable[..., Sequence[Any]]
 
@@ -75,7 +78,8 @@ class DecoderModel:
         `layout`: where the tokens lie, from `mixing.begin`.
         """
         is_plain = inputs.embeddings is None and not inputs.deep and len(inputs.positions.shape) == 1
-        if self.replays and is_plain and inputs.deltas is None:
+        is_short = inputs.deltas is None or inputs.tokens.shape[0] <= _ADAPTED_TOKENS_MAX
+        if self.replays and is_plain and is_short:
             return self._traces.replay(inputs, layout)
         self.ops.deltas = inputs.deltas
         try:
@@ -95,8 +99,6 @@ class DecoderModel:
             mixed = self.mixing.mix(layout, number, before.mixing)
             beside = own[number] if own else ()
             if number == last:
-                if ops.deltas is not None:
-                    ops.deltas = ops.deltas.chosen(inputs.wanted)
                 stream = at_end(ops, layer, before, mixed, beside, inputs.wanted)
             else:
                 stream = layer.after(ops, before, mixed, beside)
@@ -134,6 +136,8 @@ def at_end(
     ops: Ops, layer: DecoderLayer, before: Before, mixed: Any, own: tuple[Any, ...], wanted: Any
 ) -> Stream:
     """The hidden states after the last layer, of the tokens whose states are used."""
+    if ops.deltas is not None:
+        ops.deltas = ops.deltas.chosen(wanted)
     chosen = Before(before.hidden[wanted], (), tuple(each[wanted] for each in before.kept))
     return layer.after(ops, chosen, mixed[wanted], tuple(each[wanted] for each in own))
 
@@ -187,7 +191,10 @@ class _Traces:
         """See `Decoder.forward`."""
         mixing_of, positions = self._mixing, inputs.positions
         kind = mixing_of.kind(layout)
-        calls = self._calls_for(inputs.tokens.shape[0], kind)
+        deltas = inputs.deltas
+        calls = self._calls_for(inputs.tokens.shape[0], kind, adapted=deltas is not None)
+        if deltas is not None:
+            calls = [partial(call, deltas.looked_up) for call in calls]
         (hidden, mixing, kept), own = calls[0](inputs.tokens, positions)
         last = len(calls) - 2
         for number, call in enumerate(calls[1:]):
@@ -200,7 +207,7 @@ class _Traces:
         """Trace steps of as many tokens. They count for no bound, and no array is computed."""
         for layout in self._mixing.examples(tokens):
             kind = self._mixing.kind(layout)
-            if (tokens, kind) not in self._calls:
+            if (tokens, kind, False) not in self._calls:
                 self._most += 1
                 self._trace(self._calls_for(tokens, kind), tokens, layout)
 
@@ -214,13 +221,13 @@ class _Traces:
                 made[alike] = call(positions, own[number] if own else (), hidden, kept, *behind)
             hidden, mixing, kept = made[alike]
 
-    def _calls_for(self, tokens: int, kind: Hashable) -> list[Traced]:
-        calls = self._calls.pop((tokens, kind), None) or self._made(kind)
+    def _calls_for(self, tokens: int, kind: Hashable, *, adapted: bool = False) -> list[Traced]:
+        calls = self._calls.pop((tokens, kind, adapted), None) or self._made(kind, adapted=adapted)
         # The last one is the last in use.
-        self._calls[tokens, kind] = calls
+        self._calls[tokens, kind, adapted] = calls
         return calls
 
-    def _made(self, kind: Hashable) -> list[Traced]:
+    def _made(self, kind: Hashable, *, adapted: bool) -> list[Traced]:
         while len(self._calls) >= self._most:
             # MLX frees a trace with its function.
             del self._calls[next(iter(self._calls))]
@@ -228,11 +235,11 @@ class _Traces:
         calls: list[Traced] = []
         for part, alike, arrays in zip(self._parts, self._kinds, self._arrays, strict=True):
             if alike not in by_kind:
-                by_kind[alike] = self._compiled(part, kind)
+                by_kind[alike] = self._compiled(part, kind, adapted=adapted)
             calls.append(partial(by_kind[alike], arrays))
         return calls
 
-    def _compiled(self, part: Any, kind: Hashable) -> Traced:
+    def _compiled(self, part: Any, kind: Hashable, *, adapted: bool) -> Traced:
         ops, mixing = self._ops, self._mixing
 
         def first(arrays: list[mx.array], tokens: mx.array, positions: mx.array) -> Any:
@@ -267,4 +274,29 @@ class _Traces:
             return stream.summed(ops, weights.norm)[1], (), ()
 
         parts: dict[type, Traced] = {_Begin: first, _Between: between, _End: end}
-        return mx.compile(parts[type(part)])
+        call = parts[type(part)]
+        return mx.compile(partial(_with_adapters, ops, call) if adapted else call)
+
+
+def _with_adapters(ops: Ops, call: Traced, arrays: list[mx.array], looked_up: mx.array, *more: Any) -> Any:
+    """A traced part with the products that adapters add for tokens of these numbers."""
+    ops.deltas = TracedDeltas(looked_up)
+    try:
+        return call(arrays, *more)
+    finally:
+        ops.deltas = None
+
+
+class TracedDeltas:
+    """`AddedProducts` by look-up alone, as a trace holds for any adapters."""
+
+    def __init__(self, looked_up: mx.array) -> None:
+        self.looked_up = looked_up
+
+    def chosen(self, tokens: mx.array) -> TracedDeltas:
+        """See `AddedProducts`."""
+        return TracedDeltas(self.looked_up[tokens])
+
+    def add(self, outputs: mx.array, inputs: mx.array, linear: Linear) -> mx.array:
+        """See `AddedProducts`."""
+        return outputs if linear.down is None else outputs + by_look_up(inputs, linear, self.looked_up)

@@ -18,7 +18,8 @@ class Unsupported(Exception):
 class Linear(NamedTuple):
     """Weights [outputs, inputs], or [experts, outputs, inputs]; with `bits` they are quantised, and have `scales`.
 
-    `transposed`: a view of the weights as a product needs it; None for quantised ones.
+    `transposed`: a view of the weights as a product needs it; None for quantised ones. `down` [adapters, inputs, rank]
+    and `up` [adapters, rank, outputs]: factors of what each adapter adds; the first ones are zeros.
     """
 
     weight: mx.array
@@ -29,6 +30,8 @@ class Linear(NamedTuple):
     bits: int = 0
     group_size: int = 0
     mode: str = ""
+    down: mx.array | None = None
+    up: mx.array | None = None
 
     @property
     def outputs(self) -> int:

@@ -35,6 +35,11 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
 class AddedProducts(Protocol):
     """The products that adapters add to those of a step."""
 
+    @property
+    def looked_up(self) -> Any:
+        """The number of each token's adapter, 0 for none, as `by_look_up` takes it."""
+        ...
+
     def chosen(self, tokens: Any) -> AddedProducts:
         """The products for some of the tokens, by their indices."""
         ...
@@ -357,6 +362,14 @@ def product(inputs: mx.array, linear: Linear) -> mx.array:
     weights = linear.transposed
     assert weights is not None, "weights in full width have a view"
     return inputs @ weights if linear.bias is None else mx.addmm(linear.bias, inputs, weights)
+
+
+def by_look_up(inputs: mx.array, linear: Linear, numbers: mx.array) -> mx.array:
+    """The product that the adapter of each token adds, by its number."""
+    assert linear.down is not None, "a product without factors is not adapted"
+    assert linear.up is not None, "factors come in pairs"
+    narrow = mx.gather_mm(inputs[:, None], linear.down, rhs_indices=numbers)
+    return mx.gather_mm(narrow, linear.up, rhs_indices=numbers)[:, 0]
 
 
 def quantised_product(inputs: mx.array, linear: Linear) -> mx.array:

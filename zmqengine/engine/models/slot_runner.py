@@ -10,6 +10,7 @@ import numpy as np
 
 from zmqengine.engine.kv.block_layout import Parts, SlotBlocks
 from zmqengine.engine.kv.slots import Slot, Slots
+from zmqengine.engine.models.architecture import DecoderWeights
 from zmqengine.engine.models.attention import WIDTH_MAX, PlacedPiece
 from zmqengine.engine.models.decoder import DecoderModel, Inputs
 from zmqengine.engine.models.few_sizes import few_sizes
@@ -19,7 +20,9 @@ from zmqengine.engine.row import Row
 
 
 class StepAdapters(Protocol):
-    """The adapters of a decoder."""
+    """The adapters of a decoder. `weights` are its own with their factors."""
+
+    weights: DecoderWeights
 
     def of_step(self, pieces: Sequence[RowPiece], padded: int) -> AddedProducts | None:
         """The products to add in a step whose tokens lie in this order; None where no row has an adapter."""
@@ -35,12 +38,22 @@ class SlotRunner:
 
     def __init__(self, decoder: DecoderModel, context_tokens: int) -> None:
         self.decoder = decoder
+        self._context_tokens = context_tokens
         mixing = decoder.mixing
         self.slots = Slots(mixing.shapes, context_tokens, decoder.ops.storage(), mixing.states)
         self.ends_apart = bool(mixing.states)
         self.blocks = SlotBlocks(self.slots)
         self.launches_ahead = self.slots.storage.writes_in_place
         self.adapters: StepAdapters | None = None
+
+    def adapted(self, adapters: StepAdapters) -> SlotRunner:
+        """A runner whose rows may have these adapters."""
+        decoder = self.decoder
+        runner = SlotRunner(
+            DecoderModel(adapters.weights, decoder.ops, replays=decoder.replays), self._context_tokens
+        )
+        runner.adapters = adapters
+        return runner
 
     def open(self, tokens: int) -> Slot:
         """See `ModelRunner`."""
