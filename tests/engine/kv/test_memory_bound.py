@@ -161,7 +161,7 @@ def test_rows_go_on_from_the_slots_they_are_moved_to(models, shape, kernels):
         moved += before > 0 and not waiting
     assert moved
     assert [run.ids(row) for row in range(7)] == [
-        greedy(model, request.prompt, request.max_tokens) for request in requests
+        greedy(model, request.prompt, count) for request, count in zip(requests, counts, strict=True)
     ]
 
 

@@ -107,7 +107,7 @@ class MlxStorage:
     def write(self, arrays: Sequence[mx.array], index: int, start: int, columns: mx.array) -> None:
         """See `SlotStorage`."""
         stop = start + columns.shape[-2]
-        for array, array_columns in zip(arrays, columns, strict=True):  # type: ignore[arg-type]
+        for array, array_columns in zip(arrays, columns, strict=True):
             array[index : index + 1, :, start:stop] = array_columns
 
     def clear(self, arrays: Sequence[mx.array], index: int) -> None:
