@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
+from tests.support.drafts import Erring, speculator
 from tests.support.engines import finish, greedy, make_engine, runner_of
 from tests.support.models import LLAMA, VOCAB_SIZE, build_model, save_model
+from zmqengine.bench.models.small_models import ARCHITECTURES
 from zmqengine.engine.adapters.lora_deltas import Adapters
 from zmqengine.engine.adapters.lora_files import Lora, read_lora
 from zmqengine.engine.interface import RowRequest
@@ -21,6 +25,7 @@ from zmqengine.engine.models.decoder import DecoderModel
 from zmqengine.engine.models.slot_runner import SlotRunner
 from zmqengine.engine.open import open_mlx_engine
 from zmqengine.engine.options import EngineOptions
+from zmqengine.engine.seeds import seed_key
 from zmqengine.errors import ConfigError, ModelLoadError
 
 COUNT = 12
@@ -149,6 +154,57 @@ def test_a_row_alone_is_the_same(loras: list[Lora]) -> None:
     for row, name in enumerate(("second", "", "third")):
         engine.insert([request(row, prompt, name)])
         assert finish(engine).ids(row) == told(name, prompt)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gemma3_text", "gemma4_text", "qwen3_5", "gpt_oss"])
+def test_rows_of_other_families_are_those_of_adapted_models(tmp_path: Path, kind: str) -> None:
+    """With gates, norms and keys of their own; of mixtures attention alone is adapted."""
+    config = {**ARCHITECTURES[kind], "vocab_size": VOCAB_SIZE}
+    model = build_model(config)
+    names = {name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    wanted = ("self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
+    keys = [key for key in wanted if any(re.search(rf"layers\.\d+\.{key}$", name) for name in names)]
+    given = {"rank": 4, "scale": 2.0, "dropout": 0.0, "keys": keys}
+    # Opened before it is adapted: opening reads plain modules.
+    runner = runner_of(model)
+    assert isinstance(runner, SlotRunner)
+    theirs = build_model(config)
+    linear_to_lora_layers(theirs, 99, given)
+    mx.random.seed(7)
+    arrays = {path: 0.2 * mx.random.normal(array.shape) for path, array in factors_of(theirs).items()}
+    theirs.load_weights(list(arrays.items()), strict=False)
+    mx.save_safetensors(str(tmp_path / "adapters.safetensors"), arrays)
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"lora_parameters": given}))
+    lora = read_lora("own", tmp_path)
+    assert len(lora.pairs) * 2 == len(arrays)
+    engine = make_engine(runner.adapted(Adapters(runner.decoder.weights, [lora])))
+    prompts = [tokens(30, 1), tokens(12, 2), tokens(30, 1)]
+    names_of_rows = ("own", "own", "")
+    engine.insert([request(row, prompts[row], name, logprobs=0) for row, name in enumerate(names_of_rows)])
+    run = finish(engine)
+    assert [run.ids(row) for row in (0, 1)] == [greedy(theirs, prompt, COUNT) for prompt in prompts[:2]]
+    assert run.ids(2) == greedy(build_model(config), prompts[2], COUNT)
+    # A random model may repeat itself with any adapter.
+    first, _, plain = (run.tokens[row][0].logprobs for row in range(3))
+    assert first is not None
+    assert plain is not None
+    assert abs(first.logprob - plain.logprob) > 1e-3
+    logits = theirs(mx.array([prompts[0]]))[0, -1].astype(mx.float32)
+    assert first.logprob == pytest.approx(float(mx.max(logits - mx.logsumexp(logits))), abs=5e-3)
+
+
+def test_drafts_of_rows_with_adapters_are_verified_with_them(loras: list[Lora]) -> None:
+    """Verify blocks of several columns, rows of both kinds in one, drafts that are right and wrong."""
+    names = ["first", "", "second"]
+    prompts = [tokens(length, length) for length in (20, 31, 9)]
+    expected = [told(name, prompt) for name, prompt in zip(names, prompts, strict=True)]
+    known = Erring({(tuple(prompt), seed_key(0)): out for prompt, out in zip(prompts, expected, strict=True)})
+    for replays in (False, True):
+        engine = engine_with(loras, "mlx", replays=replays, speculator=speculator(known))
+        engine.insert([request(row, prompt, names[row]) for row, prompt in enumerate(prompts)])
+        run = finish(engine)
+        assert [run.ids(row) for row in range(3)] == expected
+        assert sum(draft.accepted for draft in run.drafts)
 
 
 def test_adapters_share_no_prefix(loras: list[Lora]) -> None:

@@ -11,7 +11,9 @@ import numpy as np
 
 from zmqengine.engine.adapters.lora_files import Lora, Pair
 from zmqengine.engine.models.architecture import DecoderLayer, DecoderWeights
+from zmqengine.engine.models.families.gemma import GemmaLayer
 from zmqengine.engine.models.families.llama import LlamaLayer
+from zmqengine.engine.models.families.qwen_next import QwenNextLayer
 from zmqengine.engine.models.layers import Gated, HeadShape, Linear
 from zmqengine.engine.models.model_runner import RowPiece
 from zmqengine.engine.models.ops import by_look_up
@@ -87,11 +89,15 @@ class _Adapting:
 
     def layer(self, number: int, layer: DecoderLayer) -> DecoderLayer:
         """The layer with factors."""
-        if not isinstance(layer, LlamaLayer):
+        if not isinstance(layer, LlamaLayer | GemmaLayer | QwenNextLayer):
             return layer
         if isinstance(heads := layer.mixer, HeadShape):
             queries, keys = heads.heads * heads.dim * (1 + heads.gated), heads.key_heads * heads.dim
-            widths = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
+            widths = {"self_attn.q_proj": queries}
+            if not heads.reads_only:
+                widths |= {"self_attn.k_proj": keys}
+            if not heads.reads_only and not heads.keys_are_values:
+                widths |= {"self_attn.v_proj": keys}
             (out,) = self._products(number, {"self_attn.o_proj": layer.out.outputs}, (layer.out,))
             layer = layer._replace(inputs=self._products(number, widths, layer.inputs), out=out)
         if isinstance(mlp := layer.mlp, Gated):
