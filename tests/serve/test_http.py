@@ -458,11 +458,16 @@ def shared_site() -> Iterator[Site]:
         yield site
 
 
-UNLOADS = [
+UNLOADS: list[tuple[str, dict[str, object]]] = [
     ("/v1/models/unload", {}), ("/models/unload", {}), ("/api/v1/models/unload", {}),
     ("/api/generate", {"keep_alive": 0}),
 ]  # fmt: skip
-LOADS = [("/v1/models/load", {}), ("/models/load", {}), ("/api/v1/models/load", {}), ("/api/generate", {})]
+LOADS: list[tuple[str, dict[str, object]]] = [
+    ("/v1/models/load", {}),
+    ("/models/load", {}),
+    ("/api/v1/models/load", {}),
+    ("/api/generate", {}),
+]
 
 
 @pytest.mark.parametrize(("path", "body"), UNLOADS)

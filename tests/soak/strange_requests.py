@@ -112,12 +112,13 @@ def _thinking(chance: random.Random) -> Strange:
     api = chance.choice([*APIS])
     path, body, fine, _ = _chat(api, chance, [USER])
     budget = chance.choice((1, 16, 2048))
-    body |= {
+    wishes: dict[str, JsonObject] = {
         "chat": {"thinking_token_budget": budget, "chat_template_kwargs": {"enable_thinking": True}},
         "messages": {"thinking": {"type": "enabled", "budget_tokens": max(1024, budget)}, "max_tokens": 1100},
         "responses": {"reasoning": {"effort": chance.choice(("none", "low", "high"))}},
         "ollama": {"think": True},
-    }[api]
+    }
+    body |= wishes[api]
     if api == "chat":
         body["stop"] = ["the", "Tom"]
     return Strange(path, body, fine)
