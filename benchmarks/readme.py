@@ -22,7 +22,6 @@ END = "<!-- performance: end -->"
 USERS, CHAT = "users-25m", "chat-25m"
 GPU_CHATS = ("gpu-8b-chat", "gpu-8b-4bit-chat", "gpu-moe-chat")
 CHAT_TABLES = ("chat: tokens/s", "chat: TTFT p99 (ms)", "chat: longest silence of a stream (ms)")
-PICTURE = f"{USERS}.svg"
 
 
 class Line(NamedTuple):
@@ -56,21 +55,13 @@ LINES = (
 
 def summary(results: Path) -> str:
     """The text between the markers of README.md, in the directory above. Raises TargetError without its reports."""
-    chats, users = load(_path(results, CHAT)), load(_path(results, USERS))
+    chats = load(_path(results, CHAT))
     lines = [BEGIN, "", "Chats of unlike users, who ask again and again for a minute, by their number:", ""]
     chat_tables = {table.title: table for table in tables_of(chats)}
     for title in CHAT_TABLES:
         lines += [markdown(chat_tables[title]), ""] if title in chat_tables else []
     lines += [_described(chats), "", *_on_gpu([results / f"{name}.json" for name in GPU_CHATS])]
-    lines += ["Uniform requests, 64 tokens in and 64 out:", ""]
-    lines += [markdown(next(table for table in tables_of(users) if table.title == "users: tokens/s")), ""]
-    lines += [
-        _described(users),
-        f"How it was measured, and more: [{results.name}/README.md]({results.name}/README.md).",
-        "",
-    ]
-    if (results / PICTURE).is_file():
-        lines += [f"![Users who wait for their answer]({results.name}/{PICTURE})", ""]
+    lines += [f"How it was measured, and more: [{results.name}/README.md]({results.name}/README.md).", ""]
     return "\n".join([*lines, END])
 
 
