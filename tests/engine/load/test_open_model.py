@@ -208,7 +208,8 @@ def test_measured_products_give_the_same_and_are_remembered(name: str, tmp_path:
     first = opened(model, remembered)
     assert is_served(first, model)
     assert "256 rows: " in first.facts["products"]
-    linear = decoder_of(first).weights.layers[0].out
+    layer: Any = decoder_of(first).weights.layers[0]
+    linear = layer.out
     assert {name_of(linear, rows) for rows in ROWS} <= set(remembered.choices)
     again = SavedChoices("a device", "1.0", tmp_path)
     assert again.choices == remembered.choices

@@ -281,7 +281,7 @@ def test_products_of_unlike_weights_stay_apart() -> None:
     other = build_packed({**LLAMA, "tie_word_embeddings": False}, "8 bits by 64")
     model.layers[0].self_attn.v_proj = other.layers[0].self_attn.v_proj
     wanted = whole(model)
-    weights = read_weights(model)
+    weights: Any = read_weights(model)
     assert [len(layer.inputs) for layer in weights.layers] == [3, 1]
     assert all(map(alike, steps(runner_on(weights, PlainOps())), wanted))
 
@@ -290,6 +290,6 @@ def test_joined_weights_take_no_more_memory() -> None:
     """mlx-lm's modules have views of them."""
     model = build_model({**LLAMA, "hidden_size": 256, "intermediate_size": 1024})
     before = mx.get_active_memory()
-    weights = read_weights(model)
+    weights: Any = read_weights(model)
     assert mx.get_active_memory() - before < model.layers[0].mlp.gate_proj.weight.nbytes
     assert weights.layers[0].mlp.gate_up[0].weight.nbytes == 2 * model.layers[0].mlp.gate_proj.weight.nbytes

@@ -113,11 +113,10 @@ def _weights(shape: ModelShape, silent: list[int], bits: int | None, counted: li
         owner = _module(model, stem)
         is_packed = name.endswith(".weight") and hasattr(owner, "to_quantized")
         if is_packed and shape.packed_experts and tensor.ndim == 3:
-            packed, scales = mx.quantize(weight, **_MXFP4)
-            yield from ((name, packed), (f"{stem}.scales", scales))
+            yield from zip((name, f"{stem}.scales"), mx.quantize(weight, **_MXFP4), strict=True)
         elif is_packed and bits:
-            packed, scales, biases = mx.quantize(weight, **_packing(shape, bits))
-            yield from ((name, packed), (f"{stem}.scales", scales), (f"{stem}.biases", biases))
+            names = (name, f"{stem}.scales", f"{stem}.biases")
+            yield from zip(names, mx.quantize(weight, **_packing(shape, bits)), strict=True)
         else:
             yield name, weight
 
