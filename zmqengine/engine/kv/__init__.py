@@ -33,6 +33,11 @@ ahead, and the order of the one stream replaces both rules: a computation reads 
 *started*, so what reads columns is started before they are written again, and what reads written columns after the
 write. `PrefixCache.settle` starts copies at once.
 
+**Recurrent states** are arrays [slots, ...] of a pool of their own (`StatePool`), one place a row, whatever its slot's
+capacity. MLX's operations replace these arrays, all places at once; kernels write into them. A verify block leaves them
+as they were and is held (`HeldBlock`): its accepted tokens are applied before the next step, or to the copy that a
+checkpoint of the prefix cache takes. A row's first tokens read no state, so that nothing is cleared.
+
 **Numbers that are not finite.** Attention multiplies columns that it masks by 0, and 0 times NaN is NaN. So a slot is
 cleared before its next use unless its row ended with a finite logit.
 """
