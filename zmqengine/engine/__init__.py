@@ -14,6 +14,7 @@ speculation/     draft tokens: sources, policy, verify blocks
 kv/              slots, where rows of our decoder keep keys and values, and their blocks
 prefix_cache/    blocks of prompts that were computed before, in memory and on disk
 models/          our decoder, the border to mlx-lm, and the runners of both
+adapters/        LoRA adapters of rows: their files, and what they add to products
 load/            weights, tokenizer, probe of a model's abilities, warm-up
 autotune/        kernel variants of products and of the draw, measured on this device
 cuda/            kernels in CUDA C++

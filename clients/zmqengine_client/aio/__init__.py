@@ -3,6 +3,7 @@
 client.py            `AsyncClient`
 group.py             many streams read by one task
 streams.py           one stream
+deciding.py          the probabilities of given answers
 questions.py         calls on ctl
 model_tokenizer.py   the tokenizer of the model that is served now
 preparation.py       tokenisation of prompts, off the loop

@@ -8,6 +8,7 @@ chats                 messages of a caller, adapted to what a chat template take
 chat_template.py      templates in a sandbox
 segment_cache.py      cached token ids of segments of long prompts
 tool_calls            text of an answer to content, reasoning and tool calls
+decisions.py          questions about one state, and the probabilities of given answers
 detokenizer.py        token ids to text, incrementally; the bytes of a token
 stop_strings.py       stop strings in streamed text
 tokenizer_cache.py    tokenizers fetched from workers, in memory and on disk

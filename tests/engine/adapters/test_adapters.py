@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import pytest
+from mlx.nn.layers.linear import Linear as LinearModule
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
@@ -161,7 +161,7 @@ def test_rows_of_other_families_are_those_of_adapted_models(tmp_path: Path, kind
     """With gates, norms and keys of their own; of mixtures attention alone is adapted."""
     config = {**ARCHITECTURES[kind], "vocab_size": VOCAB_SIZE}
     model = build_model(config)
-    names = {name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    names = {name for name, module in model.named_modules() if isinstance(module, LinearModule)}
     wanted = ("self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
     keys = [key for key in wanted if any(re.search(rf"layers\.\d+\.{key}$", name) for name in names)]
     given = {"rank": 4, "scale": 2.0, "dropout": 0.0, "keys": keys}

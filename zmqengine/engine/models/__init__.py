@@ -14,6 +14,7 @@ slot_runner.py      our decoder on slots
 mlx_lm_runner.py    mlx-lm's own code on mlx-lm's caches: mlx_lm_caches.py, and their blocks, mlx_lm_blocks.py
 positions.py        three positions of a token, for models that see
 mlx_lm.py           everything that is imported from mlx-lm
+mlx_vlm.py          the same of mlx-vlm, an extra: language models that mlx-lm lacks
 arrays.py           a checkpoint's arrays under the names of our modules
 tree.py             weights as a list of arrays, and back
 few_sizes.py        sizes of arrays rounded up, for traces and freed buffers
