@@ -114,6 +114,8 @@ def is_open(port: int) -> bool:
 def test_every_python_child_is_started_in_one_way() -> None:
     """`sys.executable` stands in one module."""
     for path in [*(ROOT / "zmqengine").rglob("*.py"), *(ROOT / "clients").rglob("*.py")]:
+        if "executable" not in path.read_text("utf-8"):
+            continue
         names = {
             ast.unparse(node) for node in ast.walk(module_graph.tree(path)) if isinstance(node, ast.Attribute)
         }

@@ -268,6 +268,7 @@ def test_a_row_with_other_tokens_than_alone_is_found(tmp_path: Path, monkeypatch
     assert "other tokens than alone" in llama.text
 
 
+@pytest.mark.process
 def test_a_grid_of_bounds_of_command_buffers_is_timed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,8 @@ def test_no_wait_deadline_or_lease_goes_by_the_clock_on_the_wall() -> None:
     found = set()
     for room in ("zmqengine/worker", "zmqengine/engine", "zmqengine/serve", "zmqengine/protocol", "clients"):
         for path in (ROOT / room).rglob("*.py"):
+            if "time.time" not in path.read_text("utf-8"):
+                continue
             for node in ast.walk(module_graph.tree(path)):
                 if (
                     isinstance(node, ast.Attribute)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from tests.faults.front_end import FrontEndProcess, total
 from tests.support.workers import WorkerProcess
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
@@ -11,6 +13,7 @@ from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 FAKE = FakeEngineConfig(step_ms=1.0)
 
 
+@pytest.mark.process
 def test_every_tenth_frame_lost_costs_no_token(
     make_worker: Callable[..., WorkerProcess], make_front_end: Callable[..., FrontEndProcess]
 ) -> None:

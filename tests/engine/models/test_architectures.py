@@ -23,8 +23,17 @@ def model_of(name: str) -> Any:
     return build_model(ARCHITECTURES[name])
 
 
-@pytest.mark.parametrize("kernels", ["auto", "mlx"])
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [
+        *((name, "auto") for name in ARCHITECTURES),
+        # What each family computes by MLX's operations is compared in test_decoder.py.
+        *(
+            pytest.param(name, "mlx", marks=() if place % 3 == 0 else pytest.mark.slow)
+            for place, name in enumerate(ARCHITECTURES)
+        ),
+    ],
+)
 def test_rows_of_every_architecture_make_the_tokens_that_mlx_lm_makes(name: str, kernels: str) -> None:
     """Rows join while others run, where the model can batch; every model reuses prefixes of other rows and turns."""
     model = model_of(name)

@@ -217,6 +217,7 @@ def test_a_touched_claim_is_not_old(tmp_path):
     mine.close()
 
 
+@pytest.mark.process
 def test_a_worker_starts_where_no_claim_can_be_made(tmp_path, monkeypatch):
     """It says so, and takes what the system recommends."""
     (tmp_path / ".memory").touch()
