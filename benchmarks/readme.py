@@ -13,7 +13,7 @@ import click
 
 from zmqengine.bench.load.measures import kind_of
 from zmqengine.bench.reports.report import BenchReport, Rounds, load
-from zmqengine.bench.reports.tables import Table, machine_line, model_line, tables_of, text_of
+from zmqengine.bench.reports.tables import Table, machine_line, model_line, text_of
 from zmqengine.bench.scenarios import chat
 from zmqengine.bench.targets.target import TargetError
 
@@ -21,7 +21,8 @@ BEGIN = "<!-- performance: begin, made by python -m benchmarks.readme -->"
 END = "<!-- performance: end -->"
 USERS, CHAT = "users-25m", "chat-25m"
 GPU_CHATS = ("gpu-8b-chat", "gpu-8b-4bit-chat", "gpu-moe-chat")
-CHAT_TABLES = ("chat: tokens/s", "chat: TTFT p99 (ms)", "chat: longest silence of a stream (ms)")
+SOME_USERS = "8"
+"""The number of users by which README compares servers: with more the others fall behind."""
 
 
 class Line(NamedTuple):
@@ -54,15 +55,22 @@ LINES = (
 
 
 def summary(results: Path) -> str:
-    """The text between the markers of README.md, in the directory above. Raises TargetError without its reports."""
-    chats = load(_path(results, CHAT))
-    lines = [BEGIN, "", "Chats of unlike users, who ask again and again for a minute, by their number:", ""]
-    chat_tables = {table.title: table for table in tables_of(chats)}
-    for title in CHAT_TABLES:
-        lines += [markdown(chat_tables[title]), ""] if title in chat_tables else []
-    lines += [_described(chats), "", *_on_gpu([results / f"{name}.json" for name in GPU_CHATS])]
-    lines += [f"How it was measured, and more: [{results.name}/README.md]({results.name}/README.md).", ""]
-    return "\n".join([*lines, END])
+    """The text between the markers of README.md, in the directory above: what other servers do on the same work.
+
+    Raises TargetError without its report.
+    """
+    report = load(_path(results, CHAT))
+    rounds = Rounds(report)
+    figures = [
+        f"{label} {text_of(rounds.figure('chat', SOME_USERS, label, 'tokens_per_s'), 'tokens_per_s')}"
+        for label in report.labels()
+    ]
+    lines = [
+        f"Beside other servers, tokens a second of {SOME_USERS} such users on a CPU: {', '.join(figures)}.",
+        _described(report),
+        f"How it was measured, and more: [{results.name}/README.md]({results.name}/README.md).",
+    ]
+    return "\n".join([BEGIN, "", *lines, "", END])
 
 
 def _on_gpu(paths: Sequence[Path]) -> list[str]:
@@ -123,6 +131,7 @@ def section(results: Path) -> str:
             "",
             f"{', '.join(dates)}. {_sentence(model_line(first))} {_sentence(machine_line(first))}",
             "",
+            *_on_gpu([results / f"{name}.json" for name in GPU_CHATS]),
             END,
         ]
     )

@@ -33,7 +33,7 @@ def test_the_sections_are_rewritten_between_the_markers(tmp_path: Path) -> None:
         assert text.startswith("# before\n")
         assert text.endswith(f"{END}\nafter\n")
         assert "old" not in text
-    assert "| third | 900 (x3.00) | 900 (x3.00) | 900 (x3.00) |" in texts[0]
+    assert "8 such users on a CPU: ours 300, third 900 (x3.00)." in texts[0]
     assert "| users, 8: tokens/s | 2 (x2.00) | 1 | - |" in texts[1]
     assert "| chat, 1: tokens/s | 300 | - | 900 (x3.00) |" in texts[1]
     assert CliRunner().invoke(main, arguments).exit_code == 0
