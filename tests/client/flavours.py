@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
-from zmqengine_client import AsyncClient, Client
+from zmqengine_client import AsyncClient, Client, TextStream
 from zmqengine_client.sync.streams import Stream
 
 AWAITED = {"ask", "describe", "status", "metrics", "drain", "ping", "tokenizer", "wait_ready", "close"}
@@ -36,7 +36,7 @@ class ClientInThreads:
     async def select(self, streams: list[StreamInThreads]) -> AsyncIterator[tuple[StreamInThreads, Any]]:
         """As `AsyncClient.select`."""
         wrapped = {stream.stream: stream for stream in streams}
-        iterator = self.client.select(list(wrapped))
+        iterator = self.client.select(cast("list[TextStream]", list(wrapped)))
         while (item := await asyncio.to_thread(next, iterator, _END)) is not _END:
             assert isinstance(item, tuple)
             yield wrapped[item[0]], item[1]

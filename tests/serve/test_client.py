@@ -186,7 +186,7 @@ def test_status_and_metrics_show_every_model(launched: LauncherProcess) -> None:
         assert shown.returncode == 0, shown.stderr
         lines = {line.split()[0]: line for line in shown.stdout.splitlines() if line}
         assert "ready" in lines["slow"]
-        assert "50G" in lines["large"]
+        assert "50.00 GiB" in lines["large"]
         assert "8G for models" in lines["memory"]
         unclear = launched.command("status", "--ready")
         assert unclear.returncode == 2
