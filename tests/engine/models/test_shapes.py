@@ -13,6 +13,7 @@ from tests.support.models import LLAMA, build_model
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.models import attention, slot_runner
 from zmqengine.engine.models.attention import padded
+from zmqengine.engine.models.few_sizes import few_sizes
 from zmqengine.engine.models.ops import PlainOps
 
 STEPS = 200
@@ -51,6 +52,13 @@ class Shapes:
         monkeypatch.setattr(attention, "layout_of", noted_layout)
         monkeypatch.setattr(PlainOps, "padded", noted_tokens)
         monkeypatch.setattr(slot_runner, "_Wanted", Noted)
+
+
+def test_sizes_are_four_between_two_powers_of_two() -> None:
+    """Up to 8 each count is a size of its own."""
+    counts = (1, 5, 7, 8, 9, 15, 17, 31, 33)
+    assert [few_sizes(count) for count in counts] == [1, 5, 7, 8, 10, 16, 20, 32, 40]
+    assert [few_sizes(count, least=4) for count in counts[:5]] == [4, 8, 8, 8, 12]
 
 
 @pytest.mark.parametrize("drafting", [False, True])
