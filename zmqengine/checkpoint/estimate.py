@@ -13,6 +13,7 @@ import msgspec
 
 from zmqengine.checkpoint.cache_shape import ConfigShape, shape_of
 from zmqengine.checkpoint.encoder_batch import TOKENS_MAX_CPU, TOKENS_MAX_GPU, batch_bytes
+from zmqengine.checkpoint.head_files import missing_head
 from zmqengine.checkpoint.recipe import MISSHAPEN, Recipe, read_recipe
 from zmqengine.checkpoint.supported import why_not_supported
 from zmqengine.checkpoint.vision import why_blind
@@ -33,7 +34,8 @@ IMAGE_BYTES_MIN = 144 << 20
 class ModelCheckpoint:
     """A model on disk. `quantisation` is empty for one that is not quantised; `capabilities` are in Ollama's words.
 
-    `encoder` is the config of a model that only encodes texts, else None.
+    `encoder` is the config of a model that only encodes texts, else None. `missing_head`: a line about one whose config
+    promises a head that drafts, and whose files lack it.
     """
 
     directory: Path
@@ -43,6 +45,7 @@ class ModelCheckpoint:
     shape: ConfigShape
     capabilities: tuple[str, ...]
     encoder: Mapping[str, Any] | None = None
+    missing_head: str = ""
 
     def kv_budget(self, limit_bytes: int) -> int:
         """Bytes that a limit leaves for KV caches; negative if not even the weights fit."""
@@ -104,6 +107,7 @@ def _described(directory: Path, config: dict[str, Any]) -> ModelCheckpoint:
         shape=_without_cache(shape) if recipe.family else shape,
         capabilities=tuple(_capabilities(directory, config, recipe)),
         encoder=recipe.config if recipe.family else None,
+        missing_head=missing_head(directory, config),
     )
 
 

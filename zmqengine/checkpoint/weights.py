@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -37,12 +38,13 @@ class Weights:
 
 
 def read_weights(directory: Path) -> Weights:
-    """Totals over every `model*.safetensors` in the directory. Reads headers only. Raises `CheckpointError`."""
+    """Totals over every `model*.safetensors` in the directory, and the head beside them. Reads headers only. Raises
+    `CheckpointError`."""
     files = sorted(directory.glob("model*.safetensors"))
     if not files:
         raise CheckpointError(f"{directory} has no model*.safetensors: it is not a model in mlx-lm's format")
     total, kinds = 0, Counter[str]()
-    for file in files:
+    for file in [*files, *directory.glob("mtp.safetensors")]:
         for tensor in _read_header(file).values():
             total += tensor.data_offsets[1] - tensor.data_offsets[0]
             kinds[tensor.dtype] += 1
@@ -54,6 +56,21 @@ def read_weights(directory: Path) -> Weights:
 def tensor_names(directory: Path) -> set[str]:
     """Names of the tensors in every `model*.safetensors` of the directory. Raises `CheckpointError`."""
     return {name for file in directory.glob("model*.safetensors") for name in _read_header(file)}
+
+
+class StoredTensor(NamedTuple):
+    """The shape of a tensor, and the file that has it."""
+
+    file: Path
+    shape: list[int]
+
+
+def tensors_of(directory: Path) -> dict[str, StoredTensor]:
+    """The tensors of the model's shards and of `mtp.safetensors` beside them. Raises `CheckpointError`."""
+    files = [*directory.glob("model*.safetensors"), *directory.glob("mtp.safetensors")]
+    return {
+        name: StoredTensor(file, each.shape) for file in files for name, each in _read_header(file).items()
+    }
 
 
 def _read_header(file: Path) -> dict[str, _Tensor]:

@@ -34,6 +34,8 @@ def look_at_model(model: str, limit_bytes: int) -> Iterator[Finding]:
         yield Finding(
             "fail", "tokenizer", text, "take a model with a fast tokenizer, or convert it with mlx_lm.convert"
         )
+    if checkpoint.missing_head:
+        yield Finding("ok", "drafts", f"without a head of its own: {checkpoint.missing_head}")
     if limit_bytes:
         yield _fits(checkpoint, limit_bytes)
 

@@ -30,6 +30,7 @@ from zmqengine.engine.host.device import Device  # noqa: E402
 from zmqengine.engine.host.device_memory import limit_mlx, recommended_bytes  # noqa: E402
 from zmqengine.engine.host.host_heap import keep_freed_arrays  # noqa: E402
 from zmqengine.engine.load.fingerprint import fingerprint  # noqa: E402
+from zmqengine.engine.load.head_tensors import read_head_tensors  # noqa: E402
 from zmqengine.engine.load.loader import LoadedModel, Report, load  # noqa: E402
 from zmqengine.engine.load.open_model import OpenedModel, open_model  # noqa: E402
 from zmqengine.engine.load.tokenizer_export import ExportedTokenizer, with_vision, without_vision  # noqa: E402
@@ -42,6 +43,8 @@ from zmqengine.engine.sampling.draw import PLAIN_DRAW, Draw, PlainDraw  # noqa: 
 from zmqengine.engine.speculation.build import open_draft_model, open_speculator  # noqa: E402
 from zmqengine.engine.speculation.costs import WidthCosts  # noqa: E402
 from zmqengine.engine.speculation.draft_model import DraftModel  # noqa: E402
+from zmqengine.engine.speculation.head_drafts import HeadDrafts  # noqa: E402
+from zmqengine.engine.speculation.source import ModelSource  # noqa: E402
 from zmqengine.engine.step.mlx_engine import MlxEngine  # noqa: E402
 from zmqengine.engine.vision.eye import Eye  # noqa: E402
 from zmqengine.engine.vision.opening import open_eye  # noqa: E402
@@ -117,7 +120,9 @@ def open_mlx_engine(
     limit = limit_memory(recommended, loaded.info.parameter_bytes)
     limit_mlx(limit, loaded.info.parameter_bytes)
     loaded, eye, tower_bytes = _fit_eye(loaded, eye, limit)
-    draft_model = _open_draft_model(options, loaded, draw, report)
+    draft_model: ModelSource | None = _open_draft_model(options, loaded, draw, report)
+    if isinstance(opened.runner, SlotRunner) and opened.runner.head is not None:
+        draft_model = HeadDrafts(opened.runner, loaded.info.vocab_size, draw)
     steps = _name_of_steps(loaded, options)
     kept = "" if saved is None else saved.choices.get(steps, "")
     speculator = open_speculator(
@@ -254,11 +259,14 @@ def _open_model(
     loaded: LoadedModel, options: EngineOptions, saved: SavedChoices | None, device: Device, report: Report
 ) -> OpenedModel:
     ops, reference = find_ops(options.kernels)
+    # A draft model that the operator names drafts in its place.
+    uses_head = options.speculate == "auto" and options.draft is None
     return open_model(
         loaded.model,
         ops,
         reference,
         saved,
+        head=read_head_tensors(loaded.directory) if uses_head else None,
         context_tokens=loaded.info.context_tokens,
         parameter_bytes=loaded.info.parameter_bytes,
         rows_max=options.rows_max,

@@ -57,7 +57,7 @@ class EngineOptions:
     speculate: Speculate = option(
         "auto",
         help="Speculative decoding: draft tokens of n-grams, of the draft model, or of every source that gains speed. "
-        "The output is the same. On Metal auto needs --draft.",
+        "The output is the same. On Metal auto needs --draft or a model with a head.",
     )
     draft: str | None = option(
         None,

@@ -12,7 +12,7 @@ import pytest
 from tests.support.cuda_on_cpu import memory
 from zmqengine.engine.cuda import recurrence
 from zmqengine.engine.cuda.recurrence import RecurrentPiece
-from zmqengine.engine.models.few_sizes import few_sizes
+from zmqengine.engine.kv.few_sizes import few_sizes
 from zmqengine.engine.models.recurrence import (
     DeltaShape,
     DeltaState,

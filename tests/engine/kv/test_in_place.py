@@ -8,7 +8,9 @@ import mlx.core as mx
 import pytest
 
 from tests.support.engines import make_engine
+from tests.support.heads import head_module, headed_engine
 from tests.support.models import LLAMA, build_model
+from zmqengine.bench.models.small_models import ARCHITECTURES
 from zmqengine.engine.interface import RowRequest
 
 LAYERS = 4
@@ -117,3 +119,30 @@ def test_a_row_that_outgrows_its_slot_is_copied_alone(model: Any) -> None:
     assert sum(grown for _, grown in peaks) == 2
     # Up to 1,024 tokens of it exist once more: these are all of the row.
     assert max(peak - grown for peak, grown in peaks) <= 1.1
+
+
+def test_a_head_is_primed_and_drafts_in_place() -> None:
+    """Neither verify blocks nor the draft tokens before them copy its keys, or those of a layer."""
+    headed = build_model({**ARCHITECTURES["qwen3_5"], "head_dim": 128})
+    engine = headed_engine(headed, head_module(headed), widths=(4,), rows_max=16, prompt_cache_bytes=0)
+    requests = [RowRequest(row, [(row * 17 + at * 5) % 300 for at in range(40)], 200) for row in range(ROWS)]
+    assert engine.insert(requests) == []
+    while engine.stats().rows_prefilling:
+        engine.next()
+    engine.next()
+    array_bytes = ROWS * engine.project_bytes(1) / 4
+
+    def peak_bytes() -> int:
+        mx.synchronize()
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        assert engine.next().drafts
+        mx.synchronize()
+        return mx.get_peak_memory() - before
+
+    assert max(peak_bytes() for _ in range(4)) < array_bytes / 2
+    # The measure would notice: with its keys in use elsewhere, the head's are copied.
+    (pool,) = vars(engine)["_runner"].slots.pools.values()
+    other = pool.keys[-1][:1]
+    assert peak_bytes() > array_bytes / 2
+    del other

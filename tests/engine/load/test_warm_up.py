@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.engines import make_engine, runner_of
 from zmqengine.engine.interface import RowRequest
+from zmqengine.engine.kv.few_sizes import few_sizes
 from zmqengine.engine.load import warm_up
-from zmqengine.engine.models.few_sizes import few_sizes
 
 
 def test_an_engine_is_as_new_after_it(model):

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from zmqengine.engine.cpu.numpy_attention import NumpyAttention, NumpyStorage
+from zmqengine.engine.kv.few_sizes import few_sizes
 from zmqengine.engine.kv.slots import KVShape, MlxStorage, Slot, Slots
 from zmqengine.engine.models.attention import WIDTH_MAX, MlxAttention, PlacedPiece, layout_of, padded
-from zmqengine.engine.models.few_sizes import few_sizes
 from zmqengine.engine.models.layers import HeadShape, RotaryEmbedding
 
 # Sums of a few hundred float32 products, in another order.

@@ -11,9 +11,9 @@ from tests.support.drafts import Self, speculator
 from tests.support.engines import make_engine
 from tests.support.models import LLAMA, build_model
 from zmqengine.engine.interface import RowRequest
+from zmqengine.engine.kv.few_sizes import few_sizes
 from zmqengine.engine.models import attention, slot_runner
 from zmqengine.engine.models.attention import padded
-from zmqengine.engine.models.few_sizes import few_sizes
 from zmqengine.engine.models.ops import PlainOps
 
 STEPS = 200

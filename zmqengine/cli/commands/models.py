@@ -46,6 +46,9 @@ def models(directories: tuple[Path, ...], memory_limit: int | None, as_json: boo
         return
     for line in columns([HEADERS, *(_cells(document) for document in documents)]):
         click.echo(line)
+    for document in documents:
+        if document.get("missing_head"):
+            click.echo(f"{document['model']}: {document['missing_head']}", err=True)
     if len(documents) == len(BUNDLED):
         click.echo(f"\nnothing fetched in {hub_cache()} yet: zmqengine pull OWNER/NAME", err=True)
 
@@ -66,6 +69,7 @@ def _document(found: Found, limit: int) -> dict[str, object]:
         "cache": checkpoint.shape.kind,
         "fits": None if not limit else checkpoint.kv_budget(limit) > 0,
         "chats": _chats(checkpoint, limit),
+        "missing_head": checkpoint.missing_head,
         "chat_tokens": min(CHAT_TOKENS, checkpoint.shape.context_tokens),
     }
 

@@ -23,9 +23,9 @@ from zmqengine.engine.cuda import (
 from zmqengine.engine.cuda.slot_attention import CudaAttention
 from zmqengine.engine.cuda.slot_recurrence import CudaRecurrence
 from zmqengine.engine.cuda.slot_storage import CudaStorage
+from zmqengine.engine.kv.few_sizes import few_sizes
 from zmqengine.engine.kv.slots import MlxStorage, SlotStorage
 from zmqengine.engine.models.attention import SlotAttention
-from zmqengine.engine.models.few_sizes import few_sizes
 from zmqengine.engine.models.layers import Experts, HeadShape, Linear, Norm
 from zmqengine.engine.models.ops import QKV, PlainOps, Product, multiply_dequantised, product
 from zmqengine.engine.models.slot_recurrence import RecurrentMixer, SlotRecurrence

@@ -19,7 +19,7 @@ from zmqengine.engine.cuda.between_products import bits_of
 from zmqengine.engine.cuda.kernel import Kernel, Variant
 from zmqengine.engine.cuda.kernel_text import kernel_text
 from zmqengine.engine.cuda.resident import resident
-from zmqengine.engine.models.few_sizes import few_sizes
+from zmqengine.engine.kv.few_sizes import few_sizes
 from zmqengine.engine.models.recurrence import KEY_EPS, STEPS_MAX, DeltaShape, DeltaWeights, gated_norm
 
 _LANES = 32

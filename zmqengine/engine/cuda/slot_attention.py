@@ -15,9 +15,9 @@ import numpy as np
 from zmqengine.engine.cuda import attention
 from zmqengine.engine.cuda.between_products import rotate, rotates
 from zmqengine.engine.cuda.resident import resident
+from zmqengine.engine.kv.few_sizes import few_sizes
 from zmqengine.engine.kv.slots import POOLS_MAX, SlotPool
 from zmqengine.engine.models.attention import MlxAttention, PlacedPiece
-from zmqengine.engine.models.few_sizes import few_sizes
 from zmqengine.engine.models.layers import HeadShape
 
 # Numbers of the place of a token.

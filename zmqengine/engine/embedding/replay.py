@@ -9,7 +9,7 @@ import numpy as np
 
 from zmqengine.checkpoint.encoder_batch import SCORES_BYTES_MAX
 from zmqengine.engine.embedding.padded import Padded
-from zmqengine.engine.models.few_sizes import few_sizes
+from zmqengine.engine.kv.few_sizes import few_sizes
 
 ROWS_BY_POWER, TOKENS_BY_POWER = 8, 64
 """Up to these, rows and tokens of a shape are powers of two, beyond them four numbers between two powers: few shapes

@@ -3,6 +3,7 @@
 slots.py         Slots: keys and values of rows
 block_layout.py  blocks cut out of caches for the prefix cache, and caches built of blocks
 packed_blocks.py the same in 8 bits
+few_sizes.py     sizes of arrays rounded up, for traces and freed buffers
 
 A **slot** is a row's place in arrays [slots, heads, capacity, dim], two for each layer. The row begins at column 0 and
 stays there: prefill, decode and verify blocks write the columns of the tokens that they compute. A join copies nothing,

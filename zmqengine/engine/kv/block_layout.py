@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import mlx.core as mx
 
 from zmqengine.checkpoint.cache_shape import GROWTH_TOKENS
-from zmqengine.engine.kv.slots import COPIED_TOKENS, Slot, Slots, grouped
+from zmqengine.engine.kv.slots import COPIED_TOKENS, Carry, Slot, Slots, grouped
 
 _RESTORED_BYTES = 256 << 20
 """Maximum bytes of a restored prompt in one computation: macOS ends a command buffer after 5 s, and did so to one that
@@ -94,7 +94,9 @@ class SlotBlocks:
 
     def describe(self) -> str:
         """See `BlockLayout`."""
-        states = [] if self._slots.states is None else self._slots.states.layers
+        states = [] if self._slots.states is None else list(self._slots.states.layers)
+        if self._slots.carry is not None:
+            states.append([self._slots.carry])
         return described(self.groups, [[(each.shape, str(each.dtype)) for each in layer] for layer in states])
 
     def take(self, source: Slot, start: int, cuts: Sequence[int]) -> list[list[mx.array]]:
@@ -108,7 +110,20 @@ class SlotBlocks:
 
     def take_state(self, source: Slot) -> State | None:
         """See `BlockLayout`."""
-        return None if source.states is None else State("slots", tuple(source.states.copy(source.state)))
+        if source.states is None:
+            return None
+        states = source.states.copy(source.state)
+        if self._slots.carry is not None:
+            states.append(self._carried(source))
+        return State("slots", tuple(states))
+
+    def _carried(self, source: Slot) -> mx.array:
+        """A copy of the hidden state of a row's last token, [1, dim]; zeros without one."""
+        assert self._slots.carry is not None, "the model has a head"
+        place = None if source.carry is None else source.carry.place()
+        if place is None:
+            return mx.zeros((1, *self._slots.carry.shape), self._slots.carry.dtype)
+        return place[0][mx.array([place[1]])]
 
     def build(
         self, parts: Parts, tokens: int, state: tuple[str, Sequence[mx.array]] | None, room: int
@@ -124,6 +139,8 @@ class SlotBlocks:
         if slot.states is not None:
             assert state is not None, "a prefix of a recurrent model ends at a checkpoint"
             slot.states.restore(slot.state, state[1])
+            if self._slots.carry is not None:
+                slot.carry = Carry(state[1][-1], 0)
         return slot
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
@@ -116,14 +116,33 @@ class MlxStorage:
             array[index] = 0
 
 
+class Carry(NamedTuple):
+    """The hidden state of a row's last computed token, for the head of a model that has one.
+
+    `states` [tokens, dim], of which the row's begin at `first`. Of a verify block the last `accepted` one counts; where
+    none is, the row stays `before` it.
+    """
+
+    states: mx.array
+    first: int
+    accepted: Callable[[], int] | None = None
+    before: tuple[mx.array, int] | None = None
+
+    def place(self) -> tuple[mx.array, int] | None:
+        """The array that has the state, and its index; None for a row that had none before an abandoned block."""
+        accepted = 1 if self.accepted is None else self.accepted()
+        return (self.states, self.first + accepted - 1) if accepted else self.before
+
+
 class Slot:
     """A row's place in a pool. Its tokens are in columns 0 on, in order; it never moves while a step may read it."""
 
-    __slots__ = ("index", "pool", "state", "states")
+    __slots__ = ("carry", "index", "pool", "state", "states")
 
     def __init__(self, pool: SlotPool, index: int) -> None:
         self.pool = pool
         self.index = index
+        self.carry: Carry | None = None
         self.states: StatePool | None = None
         self.state = 0
         """Index of the row's recurrent states in `states`, where the model has such."""
@@ -388,8 +407,11 @@ class Slots:
         context_tokens: int,
         storage: SlotStorage | None = None,
         states: Sequence[Sequence[ArrayShape]] = (),
+        carry: ArrayShape | None = None,
     ) -> None:
         self.shapes = list(shapes)
+        self.carry = carry
+        """The hidden state that a row carries from step to step, where the model has a head."""
         self.states = StatePool(states) if states else None
         self.storage: SlotStorage = storage or MlxStorage()
         self.pools: dict[int, SlotPool] = {}
@@ -436,7 +458,7 @@ class Slots:
                     # Before the next write to the smaller slot's pool, which MLX would copy while this reads it.
                     mx.eval(larger.pool.arrays(names))
         slot.pool.give_back(slot, is_finite=False)
-        larger.states, larger.state = slot.states, slot.state
+        larger.states, larger.state, larger.carry = slot.states, slot.state, slot.carry
         return larger
 
     @property

@@ -16,11 +16,13 @@ from zmqengine.engine.autotune.products import tune_products
 from zmqengine.engine.autotune.saved_choices import SavedChoices
 from zmqengine.engine.cpu import numpy_ops
 from zmqengine.engine.host.rounding import differ_by_rounding
+from zmqengine.engine.load.head_tensors import HeadTensors
 from zmqengine.engine.load.probe import ROWS, open_runner, rows_of, steps_of
 from zmqengine.engine.models.architecture import DecoderWeights
 from zmqengine.engine.models.attention import WIDTH_MAX
 from zmqengine.engine.models.decoder import DecoderModel
-from zmqengine.engine.models.families import read_weights
+from zmqengine.engine.models.draft_head import DraftHead
+from zmqengine.engine.models.families import read_head, read_weights
 from zmqengine.engine.models.layers import Experts, Unsupported
 from zmqengine.engine.models.mlx_lm_runner import MlxLmRunner
 from zmqengine.engine.models.mlx_vlm import VlmText
@@ -63,13 +65,14 @@ def open_model(
     rows_max: int = 32,
     seconds_max: float = 0.0,
     replays: bool = False,
+    head: HeadTensors | None = None,
     report: Report = lambda stage, fraction: None,
 ) -> OpenedModel:
     """Our decoder on `ops` for a model of mlx-lm; mlx-lm's own code where the decoder does not support it or differs.
 
     Where kernels of `ops` differ, the decoder runs on `reference`, which may be the same object. With `saved` choices,
     products that are not among them are measured, for at most `seconds_max`. `replays`: trace steps, those of up to
-    `rows_max` tokens at once.
+    `rows_max` tokens at once. `head`: the tensors of a head that drafts, which is left out where it is not supported.
     """
     until_s = time.perf_counter() + seconds_max
     report("opening the decoder", None)
@@ -126,7 +129,23 @@ def open_model(
         report("tracing steps", None)
         decoder.trace(sorted({decoder.ops.padded(count) for count in range(1, rows_max + 1)}), until_s)
     log.debug("opened the decoder", extra=facts)
-    return OpenedModel(SlotRunner(decoder, context_tokens), facts)
+    return OpenedModel(SlotRunner(decoder, context_tokens, _open_head(model, head, decoder, facts)), facts)
+
+
+def _open_head(
+    model: Any, tensors: HeadTensors | None, decoder: DecoderModel, facts: dict[str, str]
+) -> DraftHead | None:
+    """The head of a model, if it has one that is supported; says so in `facts`."""
+    if tensors is None:
+        return None
+    try:
+        head = DraftHead(read_head(model, tensors.arrays, is_raw=tensors.is_raw), decoder)
+    except Unsupported as error:
+        log.warning("the model's own head does not draft", extra={"reason": str(error)})
+        facts["draft_head"] = f"not used: {error}"
+        return None
+    facts["draft_head"] = "the model's own"
+    return head
 
 
 def _decoder(weights: DecoderWeights, ops: Ops, *, replays: bool = False) -> DecoderModel:

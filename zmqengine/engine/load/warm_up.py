@@ -9,7 +9,7 @@ from itertools import count, pairwise
 from typing import NamedTuple
 
 from zmqengine.engine.interface import Engine, RowRequest, Sampling
-from zmqengine.engine.models.few_sizes import few_sizes
+from zmqengine.engine.kv.few_sizes import few_sizes
 from zmqengine.engine.sampling.draw import SAMPLED
 from zmqengine.engine.sampling.penalties import PENALISED
 

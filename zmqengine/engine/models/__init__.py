@@ -11,11 +11,11 @@ recurrence.py       the gated delta rule and short convolutions, as functions of
 slot_recurrence.py  both over the recurrent states of rows
 model_runner.py     the contract between the step and a model with the caches of its rows:
 slot_runner.py      our decoder on slots
+draft_head.py       the head by which a model drafts for itself, which the runner steps
 mlx_lm_runner.py    mlx-lm's own code on mlx-lm's caches: mlx_lm_caches.py, and their blocks, mlx_lm_blocks.py
 positions.py        three positions of a token, for models that see
 mlx_lm.py           everything that is imported from mlx-lm
 mlx_vlm.py          the same of mlx-vlm, an extra: language models that mlx-lm lacks
 arrays.py           a checkpoint's arrays under the names of our modules
 tree.py             weights as a list of arrays, and back
-few_sizes.py        sizes of arrays rounded up, for traces and freed buffers
 """

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Protocol
 import mlx.core as mx
 import numpy as np
 
+from zmqengine.engine.kv.few_sizes import few_sizes
 from zmqengine.engine.kv.slots import Slot, SlotPool
-from zmqengine.engine.models.few_sizes import few_sizes
 from zmqengine.engine.models.layers import HeadShape
 from zmqengine.engine.row import Row
 

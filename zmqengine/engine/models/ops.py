@@ -14,9 +14,9 @@ import mlx.core as mx
 import numpy as np
 from mlx.nn.layers.activations import gelu_approx, silu
 
+from zmqengine.engine.kv.few_sizes import few_sizes
 from zmqengine.engine.kv.slots import MlxStorage, SlotStorage
 from zmqengine.engine.models.attention import MlxAttention, SlotAttention
-from zmqengine.engine.models.few_sizes import few_sizes
 from zmqengine.engine.models.layers import Experts, Gated, HeadShape, Linear, Norm, RotaryEmbedding, Router
 from zmqengine.engine.models.slot_recurrence import MlxRecurrence, RecurrentMixer, SlotRecurrence
 from zmqengine.engine.models.tree import mapped

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, Protocol
 import mlx.core as mx
 import numpy as np
 
+from zmqengine.engine.kv.few_sizes import few_sizes
 from zmqengine.engine.kv.slots import ArrayShape, StatePool
 from zmqengine.engine.models.attention import WIDTH_MAX, PlacedPiece, padded
-from zmqengine.engine.models.few_sizes import few_sizes
 
 
 class RecurrentMixer(Protocol):

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import mlx.core as mx
 import numpy as np
 
 from zmqengine.engine.kv.block_layout import Parts, SlotBlocks
-from zmqengine.engine.kv.slots import Slot, Slots
+from zmqengine.engine.kv.few_sizes import few_sizes
+from zmqengine.engine.kv.slots import Carry, Slot, Slots
 from zmqengine.engine.models.architecture import DecoderWeights
 from zmqengine.engine.models.attention import WIDTH_MAX, PlacedPiece
 from zmqengine.engine.models.decoder import DecoderModel, Inputs
-from zmqengine.engine.models.few_sizes import few_sizes
+from zmqengine.engine.models.draft_head import DraftHead
 from zmqengine.engine.models.model_runner import FeatureSource, Outputs, RowPiece
 from zmqengine.engine.models.ops import AddedProducts
 from zmqengine.engine.row import Row
+
+Choose = Callable[[mx.array, int], mx.array]
+"""Tokens [rows] from logits [rows, vocab], so many tokens after a row's known ones."""
 
 
 class StepAdapters(Protocol):
@@ -30,17 +34,20 @@ class StepAdapters(Protocol):
 
 
 class SlotRunner:
-    """`ModelRunner` of a `DecoderModel`."""
+    """`ModelRunner` of a `DecoderModel`. A `head` gets its keys and values in every step, and drafts between steps."""
 
     batches = rolls_back = True
     uncacheable_reason = ""
     padding_bytes_max = padding_bytes = 0
 
-    def __init__(self, decoder: DecoderModel, context_tokens: int) -> None:
+    def __init__(self, decoder: DecoderModel, context_tokens: int, head: DraftHead | None = None) -> None:
         self.decoder = decoder
+        self.head = head
         self._context_tokens = context_tokens
         mixing = decoder.mixing
-        self.slots = Slots(mixing.shapes, context_tokens, decoder.ops.storage(), mixing.states)
+        shapes = mixing.shapes if head is None else [*mixing.shapes, head.shape]
+        carry = None if head is None else head.carry
+        self.slots = Slots(shapes, context_tokens, decoder.ops.storage(), mixing.states, carry)
         self.ends_apart = bool(mixing.states)
         self.blocks = SlotBlocks(self.slots)
         self.launches_ahead = self.slots.storage.writes_in_place
@@ -48,10 +55,9 @@ class SlotRunner:
 
     def adapted(self, adapters: StepAdapters) -> SlotRunner:
         """A runner whose rows may have these adapters."""
-        decoder = self.decoder
-        runner = SlotRunner(
-            DecoderModel(adapters.weights, decoder.ops, replays=decoder.replays), self._context_tokens
-        )
+        decoder = DecoderModel(adapters.weights, self.decoder.ops, replays=self.decoder.replays)
+        head = None if self.head is None else DraftHead(self.head.weights, decoder)
+        runner = SlotRunner(decoder, self._context_tokens, head)
         runner.adapters = adapters
         return runner
 
@@ -70,9 +76,7 @@ class SlotRunner:
     ) -> Outputs:
         """See `ModelRunner`."""
         for piece in pieces:
-            row = piece.row
-            if piece.start + piece.count > row.cache.capacity:
-                row.cache = self.slots.move(row.cache, piece.start + piece.count, piece.start)
+            self._make_room(piece.row, piece.start + piece.count, piece.start)
         ops = self.decoder.ops
         order = sorted(range(len(pieces)), key=lambda index: _order(pieces[index]))
         ordered = [pieces[index] for index in order]
@@ -91,7 +95,19 @@ class SlotRunner:
             piece.row.features and piece.start < piece.row.prefill_tokens for piece in pieces
         ):
             inputs = self._with_images(inputs, ordered, padded, seeing)
-        return chosen.outputs(self.decoder, self.decoder.forward(inputs, layout))
+        if self.head is None:
+            return chosen.outputs(self.decoder, self.decoder.forward(inputs, layout))
+        every = inputs._replace(wanted=mx.arange(padded))
+        hidden = self.decoder.forward(every, layout)
+        written = self._prime(self.head, ordered, every, hidden)
+        # What the head keeps is computed with the outputs, whichever of them the step waits for.
+        (wanted,) = mx.depends([hidden[inputs.wanted]], written)
+        return chosen.outputs(self.decoder, wanted)
+
+    def _make_room(self, row: Row, tokens: int, computed: int) -> None:
+        """Move a row of so many tokens, of which some are computed, to a larger slot if it needs one."""
+        if tokens > row.cache.capacity:
+            row.cache = self.slots.move(row.cache, tokens, computed)
 
     def _tokens(self, pieces: Sequence[RowPiece], order: Sequence[int], tokens: mx.array, padded: int) -> Any:
         """The tokens in the order of the layout, padded."""
@@ -133,6 +149,90 @@ class SlotRunner:
     def cut(self, tokens: int) -> int:
         """All of them."""
         return tokens
+
+    # --- the head ---
+
+    def _prime(
+        self, head: DraftHead, pieces: Sequence[RowPiece], inputs: Inputs, hidden: mx.array
+    ) -> list[mx.array]:
+        """Write the head's keys and values of all tokens but a row's first, and carry the last hidden state of each
+        row; returns the arrays to compute. `hidden` [tokens, dim] and `inputs` are of the ordered pieces."""
+        carried = _Carried(hidden)
+        pairs: list[RowPiece] = []
+        tokens: list[np.ndarray] = []
+        before: list[np.ndarray] = []
+        for piece, begin in zip(pieces, _begins(pieces), strict=True):
+            own, first = begin + np.arange(piece.count), piece.start - 1
+            states = own - 1
+            place = None if piece.row.cache.carry is None else piece.row.cache.carry.place()
+            if piece.start and place is not None:
+                states[0] = carried.index(*place)
+            else:
+                own, states, first = own[1:], states[1:], piece.start
+            if len(own):
+                pairs.append(RowPiece(piece.row, first, len(own)))
+                tokens.append(own)
+                before.append(states)
+        written = []
+        if pairs:
+            padded = self.decoder.ops.padded(sum(map(len, tokens)))
+            index = mx.array(_padded(np.concatenate(tokens), padded))
+            if inputs.embeddings is None:
+                embeddings = self.decoder.ops.embed(inputs.tokens[index], self.decoder.weights.embedding)
+            else:
+                embeddings = inputs.embeddings[index]
+            earlier = carried.source()[mx.array(_padded(np.concatenate(before), padded))]
+            placed = [_placed(pair) for pair in pairs]
+            head.prime(placed, embeddings, earlier, self._head_positions(pairs, padded))
+            written = self._head_arrays(pairs)
+        return [*written, _carry(pieces, hidden)]
+
+    def draft(self, rows: Sequence[Row], count: int, choose: Choose) -> list[list[int]]:
+        """`count` draft tokens of the head for each of `rows`, in decode, whose last known token is not computed.
+
+        `rows` are in the order of `draft_order`.
+        """
+        head, ops = self.head, self.decoder.ops
+        assert head is not None, "the model has a head"
+        padded = ops.padded(len(rows))
+        carried = _Carried(mx.zeros((1, *head.carry.shape), head.carry.dtype))
+        states = [carried.index(*row.cache.carry.place()) for row in rows]
+        hidden = carried.source()[mx.array(_padded(np.array(states), padded))]
+        spread = mx.array(_padded(np.arange(len(rows)), padded))
+        tokens = mx.array([row.tokens[-1] for row in rows], mx.uint32)
+        drafted = []
+        for ahead in range(count):
+            pairs = [RowPiece(row, row.computed_tokens - 1 + ahead, 1) for row in rows]
+            placed = [_placed(pair) for pair in pairs]
+            hidden = head.advance(placed, tokens[spread], hidden, self._head_positions(pairs, padded))
+            tokens = choose(self.decoder.logits(hidden[: len(rows)]), ahead).astype(mx.uint32)
+            drafted.append(tokens)
+            # Before the next write, which would copy what this reads: see `engine/kv`.
+            mx.eval(tokens, self._head_arrays(pairs))
+        made: list[list[int]] = mx.stack(drafted, axis=1).tolist()  # type: ignore[assignment]
+        return made
+
+    def draft_order(self, rows: Sequence[Row], count: int) -> list[Row]:
+        """`rows` with room for `count` draft tokens each, those of one pool side by side."""
+        for row in rows:
+            self._make_room(row, row.computed_tokens + count, row.computed_tokens)
+        return sorted(rows, key=lambda row: _order(RowPiece(row, row.computed_tokens, 1)))
+
+    def _head_positions(self, pairs: Sequence[RowPiece], padded: int) -> mx.array:
+        """Positions of the hidden states of pairs."""
+        if self.decoder.axes is not None and any(pair.row.positions is not None for pair in pairs):
+            return mx.array(_three_positions(pairs, padded))
+        return mx.array(_positions(pairs, padded))
+
+    def _head_arrays(self, pairs: Sequence[RowPiece]) -> list[mx.array]:
+        """The arrays that have the head's keys and values of these rows."""
+        assert self.head is not None, "the model has a head"
+        pools = {id(pair.row.cache.pool): pair.row.cache.pool for pair in pairs}
+        return [
+            array
+            for pool in pools.values()
+            for array in (pool.keys[self.head.layer], pool.values[self.head.layer])
+        ]
 
     # --- memory ---
 
@@ -217,6 +317,49 @@ class _Wanted:
             pooled.append(_mlx(hidden[begin : begin + count]))
             begin += count
         return Outputs(logits, scored, pooled, _mlx(hidden[:1]))
+
+
+class _Carried:
+    """Hidden states of a step, and behind them those that rows carry from earlier ones."""
+
+    def __init__(self, hidden: mx.array) -> None:
+        self._arrays = [hidden]
+        self._begins: dict[int, int] = {}
+        self._size = hidden.shape[0]
+
+    def index(self, states: mx.array, index: int) -> int:
+        """Index in `source` of a state among others."""
+        if id(states) not in self._begins:
+            self._begins[id(states)] = self._size
+            self._arrays.append(states)
+            self._size += states.shape[0]
+        return self._begins[id(states)] + index
+
+    def source(self) -> mx.array:
+        """All states."""
+        return self._arrays[0] if len(self._arrays) == 1 else mx.concatenate(self._arrays)
+
+
+def _carry(pieces: Sequence[RowPiece], hidden: mx.array) -> mx.array:
+    """Carry the hidden state of each piece's last token, or of all that may turn out to be it; returns an array of
+    these states alone."""
+    verifies = any(piece.samples > 1 for piece in pieces)
+    counts = [piece.count if piece.samples > 1 else 1 for piece in pieces]
+    ends = [begin + piece.count for begin, piece in zip(_begins(pieces), pieces, strict=True)]
+    index = np.concatenate([np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)])
+    states = hidden[mx.array(index)]
+    for piece, count, end in zip(pieces, counts, np.cumsum(counts), strict=True):
+        slot = piece.row.cache
+        if verifies and piece.samples == piece.count:
+            before = None if slot.carry is None else slot.carry.place()
+            slot.carry = Carry(states, int(end) - count, _placed(piece).accepted, before)
+        else:
+            slot.carry = Carry(states, int(end) - count)
+    return states
+
+
+def _padded(index: np.ndarray, size: int) -> np.ndarray:
+    return np.concatenate([index, np.zeros(size - len(index), index.dtype)]).astype(np.int32)
 
 
 def _mlx(array: Any) -> mx.array:

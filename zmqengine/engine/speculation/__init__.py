@@ -5,6 +5,6 @@ verify_block.py  the inputs of a verify block, and which of its draft tokens are
 acceptance.py   the moving average of a source's acceptance rate
 costs.py        the cost of a verify block in plain steps
 source.py       the interface of a source
-predictions.py, ngrams.py, forced_runs.py, draft_model.py  the sources
+predictions.py, ngrams.py, forced_runs.py, draft_model.py, head_drafts.py  the sources
 build.py        builds all this from an operator's options; vocabularies.py compares a draft model's with the target's
 """

@@ -12,7 +12,7 @@ from zmqengine.engine.speculation.draft_model import DraftModel
 from zmqengine.engine.speculation.forced_runs import ForcedRuns
 from zmqengine.engine.speculation.ngrams import Ngrams
 from zmqengine.engine.speculation.predictions import Predictions
-from zmqengine.engine.speculation.source import DraftSource
+from zmqengine.engine.speculation.source import DraftSource, ModelSource
 from zmqengine.engine.speculation.speculator import Speculator
 from zmqengine.engine.speculation.vocabularies import difference
 from zmqengine.errors import ModelLoadError
@@ -21,15 +21,16 @@ from zmqengine.errors import ModelLoadError
 def open_speculator(
     speculate: Speculate,
     vocab_size: int,
-    draft_model: DraftModel | None = None,
+    draft_model: ModelSource | None = None,
     *,
     by_default: bool = True,
     costs: WidthCosts | None = None,
 ) -> Speculator | None:
     """The speculator of a model of `vocab_size` tokens; None where nothing drafts.
 
-    `auto` takes every source: grammars, predictions, n-grams and `draft_model`, if there is one; on a device that does
-    not draft `by_default` only with a draft model. `ngram` and `draft` take that source, and predictions of requests.
+    `auto` takes every source: grammars, predictions, n-grams and `draft_model`, a smaller model or the model's own
+    head, if there is one; on a device that does not draft `by_default` only with such a one. `ngram` and `draft` take
+    that source, and predictions of requests.
     `costs`: those of an earlier start.
     """
     if speculate == "off" or (speculate == "auto" and draft_model is None and not by_default):

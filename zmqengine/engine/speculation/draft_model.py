@@ -11,17 +11,15 @@ from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.models.model_runner import ModelRunner, RowPiece
 from zmqengine.engine.row import Row
 from zmqengine.engine.sampling.draw import PLAIN_DRAW, Draw, DrawPlan
+from zmqengine.engine.speculation.source import WARM_UP_PROMPT, ModelSource, moved
 
 DRAFT_TOKENS_MAX = 8
 """Columns of its KV cache beyond a row: the widest verify block."""
 # Maximum tokens of prompts that the draft model computes before one verify block, which waits for them.
 _PROMPT_TOKENS_MAX = 512
-# Weight of the last draft in the moving average of the time of a draft token.
-_TIME_WEIGHT = 0.1
-_WARM_UP_PROMPT = [1, 2, 3]
 
 
-class DraftModel:
+class DraftModel(ModelSource):
     """Drafts of a smaller model with the target's vocabulary, stepped for all its rows at once.
 
     A row samples its draft tokens with the random numbers of its own tokens, so that they agree more often. The draft
@@ -58,9 +56,9 @@ class DraftModel:
         return self._runner.project_bytes(tokens + DRAFT_TOKENS_MAX)
 
     def prepare(self, rows_max: int) -> None:
-        """Warm up by drafts for made-up rows, so that compiled kernels do not count as time of drafting."""
+        """See `ModelSource`."""
         for count in sorted({1, rows_max}):
-            rows = [Row(RowRequest(row, _WARM_UP_PROMPT, 99), self._words, 128) for row in range(count)]
+            rows = [Row(RowRequest(row, WARM_UP_PROMPT, 99), self._words, 128) for row in range(count)]
             for _ in range(2):
                 self.token_s = 0.0
                 self.draft(rows, [DRAFT_TOKENS_MAX - 1] * count)
@@ -80,8 +78,7 @@ class DraftModel:
             return [[] for _ in rows]
         started_s = time.perf_counter()
         drafts = self._drafts(ready, count)
-        token_s = (time.perf_counter() - started_s) / count
-        self.token_s += _TIME_WEIGHT * (token_s - self.token_s) if self.token_s else token_s
+        self.token_s = moved(self.token_s, (time.perf_counter() - started_s) / count)
         return [drafts[row][:most] if row in drafts else [] for row, most in zip(rows, counts, strict=True)]
 
     def release(self) -> None:

@@ -9,6 +9,10 @@ from zmqengine.engine.row import Row
 
 RUN_MIN = 4
 """Least length of a run of correct guesses that is not a coincidence: two words of text, or one field of JSON."""
+WARM_UP_PROMPT = [1, 2, 3]
+"""A prompt of tokens that every vocabulary has."""
+# Weight of the last draft in the moving average of the time of a draft token.
+_TIME_WEIGHT = 0.1
 
 
 class DraftSource(Protocol):
@@ -31,3 +35,35 @@ class DraftSource(Protocol):
     def clear(self) -> None:
         """Drop the state of all rows."""
         ...
+
+
+class ModelSource(DraftSource, Protocol):
+    """A source that computes its guesses: a smaller model, or the head of the model itself.
+
+    `token_s`: seconds of a draft token of all rows, measured. `parameter_bytes`: of weights beside the model's.
+    """
+
+    token_s: float
+    parameter_bytes: int
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of caches of its own."""
+        ...
+
+    def trim(self, empty_bytes_max: int, ahead_bytes: int) -> int:
+        """See `ModelRunner.trim`."""
+        ...
+
+    def project_bytes(self, tokens: int) -> int:
+        """Maximum bytes of caches of its own for a row of `tokens`."""
+        ...
+
+    def prepare(self, rows_max: int) -> None:
+        """Warm up by drafts for made-up rows, so that compiled kernels do not count as time of drafting."""
+        ...
+
+
+def moved(average_s: float, latest_s: float) -> float:
+    """The moving average of the time of a draft token after one more draft."""
+    return average_s + _TIME_WEIGHT * (latest_s - average_s) if average_s else latest_s

@@ -20,8 +20,7 @@ from typing import NamedTuple
 from zmqengine.engine.row import Row
 from zmqengine.engine.speculation.acceptance import Acceptance
 from zmqengine.engine.speculation.costs import WidthCosts
-from zmqengine.engine.speculation.draft_model import DraftModel
-from zmqengine.engine.speculation.source import DraftSource
+from zmqengine.engine.speculation.source import DraftSource, ModelSource
 from zmqengine.engine.speculation.verify_block import Draft, VerifyBlock
 
 WIDTHS = (4, 8)
@@ -89,7 +88,7 @@ class Speculator:
         lookups: Sequence[DraftSource],
         costs: WidthCosts,
         *,
-        model: DraftModel | None = None,
+        model: ModelSource | None = None,
         positions_max: int = 1 << 20,
     ) -> None:
         self.lookups = lookups

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import mlx.core as mx
 
 from zmqengine.engine.models.architecture import DecoderWeights
-from zmqengine.engine.models.families import gemma, glm4_moe, gpt_oss, lfm2, llama, qwen_next
+from zmqengine.engine.models.draft_head import HeadWeights
+from zmqengine.engine.models.families import gemma, glm4_moe, gpt_oss, lfm2, llama, qwen_head, qwen_next
 from zmqengine.engine.models.layers import Unsupported
 
 _FAMILIES = (llama, gemma, gpt_oss, glm4_moe, qwen_next, lfm2)
@@ -28,3 +30,15 @@ def read_weights(model: Any, *, in_columns: bool = False) -> DecoderWeights:
             mx.clear_cache()
             return weights
     raise Unsupported(f"{name} is another architecture")
+
+
+def read_head(model: Any, tensors: Mapping[str, mx.array], *, is_raw: bool) -> HeadWeights:
+    """The weights of the head of such a model, by its tensors, named within it. Raises Unsupported.
+
+    `is_raw`: they are as they were published, not as mlx-lm converts them.
+    """
+    model = getattr(model, "language_model", model)
+    package, _, name = type(model).__module__.rpartition(".")
+    if package != "mlx_lm.models" or name not in qwen_head.MODULES:
+        raise Unsupported(f"heads of {name} are not read")
+    return qwen_head.read(model, tensors, is_raw=is_raw)

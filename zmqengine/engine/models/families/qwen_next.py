@@ -68,6 +68,12 @@ def read(model: Any, *, in_columns: bool = False) -> DecoderWeights:
     return DecoderWeights(linear_of(inner.embed_tokens), layers, norm_of(inner.norm), linear_of(head))
 
 
+def read_layer(layer: Any) -> QwenNextLayer:
+    """The weights of a layer alone. Raises Unsupported."""
+    _check(layer)
+    return _layer(layer)
+
+
 def _check(layer: Any) -> None:
     mixer = "linear_attn" if layer.is_linear else "self_attn"
     expect_parts(layer, mixer, "input_layernorm", "post_attention_layernorm", "mlp")

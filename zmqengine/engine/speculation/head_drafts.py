@@ -1,0 +1,93 @@
+"""Drafts of a model's own head, for all rows at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from zmqengine.engine.interface import RowRequest
+from zmqengine.engine.models.model_runner import RowPiece
+from zmqengine.engine.models.slot_runner import SlotRunner
+from zmqengine.engine.row import Row
+from zmqengine.engine.sampling.draw import PLAIN_DRAW, Draw, DrawPlan
+from zmqengine.engine.speculation.source import WARM_UP_PROMPT, ModelSource, moved
+
+WIDTH_MAX = 8
+"""Tokens of the widest verify block."""
+
+
+class HeadDrafts(ModelSource):
+    """Drafts of the head of the model that `runner` runs.
+
+    A row samples its draft tokens with the random numbers of its own tokens, so that they agree more often. What the
+    head knows of a row is in the row's slot, so nothing is kept here.
+    """
+
+    name = "head"
+    prior = 0.6
+    byte_count = 0
+
+    def __init__(self, runner: SlotRunner, words: int, draw: Draw = PLAIN_DRAW) -> None:
+        assert runner.head is not None, "the model has a head"
+        self.parameter_bytes = runner.head.parameter_bytes
+        self.token_s = 0.0
+        self._words = words
+        self._runner = runner
+        self._draw = draw
+        self._plan: tuple[list[Row], DrawPlan] | None = None
+
+    def trim(self, empty_bytes_max: int, ahead_bytes: int) -> int:
+        """Nothing: its keys and values are in the runner's slots."""
+        return 0
+
+    def project_bytes(self, tokens: int) -> int:
+        """Nothing beyond the runner's slots."""
+        return 0
+
+    def prepare(self, rows_max: int) -> None:
+        """See `ModelSource`."""
+        for count in sorted({1, rows_max}):
+            rows = [Row(RowRequest(row, WARM_UP_PROMPT, 99), self._words, 128) for row in range(count)]
+            for row in rows:
+                row.cache = self._runner.open(len(row.tokens) + WIDTH_MAX)
+                row.computed_tokens = len(row.tokens) - 1
+            pieces = [RowPiece(row, 0, row.computed_tokens) for row in rows]
+            tokens = [token for row in rows for token in row.tokens[: row.computed_tokens]]
+            mx.eval(self._runner.forward(pieces, mx.array(tokens, mx.uint32), 1).marker)
+            for _ in range(2):
+                self.token_s = 0.0
+                self.draft(rows, [WIDTH_MAX - 1] * count)
+            self._runner.clear()
+            self.clear()
+
+    def draft(self, rows: Sequence[Row], counts: Sequence[int]) -> list[Sequence[int]]:
+        """A draft for each row in decode; none of them is in a step in flight."""
+        ready = [row for row, most in zip(rows, counts, strict=True) if most and self._is_ready(row)]
+        count = max((most for row, most in zip(rows, counts, strict=True) if row in ready), default=0)
+        if not count:
+            return [[] for _ in rows]
+        started_s = time.perf_counter()
+        ready = self._runner.draft_order(ready, count)
+        if self._plan is None or self._plan[0] != ready:
+            self._plan = ready, self._draw.plan(ready, self._words)
+        plan = self._plan[1]
+        drafted = self._runner.draft(ready, count, lambda logits, ahead: plan.draw(logits, ahead=ahead)[0])
+        self.token_s = moved(self.token_s, (time.perf_counter() - started_s) / count)
+        drafts = dict(zip(ready, drafted, strict=True))
+        return [drafts[row][:most] if row in drafts else [] for row, most in zip(rows, counts, strict=True)]
+
+    def release(self) -> None:
+        """Drop the plan, which holds rows."""
+        self._plan = None
+
+    def clear(self) -> None:
+        """See `release`."""
+        self._plan = None
+
+    @staticmethod
+    def _is_ready(row: Row) -> bool:
+        """Whether the row's last hidden state is known, and one token behind it."""
+        carry = None if row.cache is None else row.cache.carry
+        return carry is not None and carry.place() is not None and row.computed_tokens == len(row.tokens) - 1
