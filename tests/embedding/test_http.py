@@ -388,11 +388,13 @@ def test_a_key_goes_on_from_its_own_texts_alone(decoder: tuple[Front, Client], p
     beginning = " ".join(f"w{id_}" for id_ in range(first, first + 20))
 
     def cached(key: str, end: int, **fields: object) -> int:
-        before = client.status().numbers["cached_tokens"]
+        before = client.status().numbers
         body = {"model": "m", ENDPOINTS[path]: f"{beginning} w{80 + end} w1", **fields}
         reply = post(front, path, body, authorization=f"Bearer {key}")
         assert reply.status == 200, reply.body
-        return int(client.status().numbers["cached_tokens"] - before)
+        # The reply leaves before the worker's numbers are written.
+        wait_until(lambda: client.status().numbers["vectors"] > before["vectors"], "the vector is counted")
+        return int(client.status().numbers["cached_tokens"] - before["cached_tokens"])
 
     # A beginning is kept when a second text has it.
     assert [cached(KEYS[0], end) for end in range(3)] == [0, 0, 20]

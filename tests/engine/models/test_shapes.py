@@ -88,8 +88,8 @@ def test_random_traffic_has_some_dozens_of_shapes(monkeypatch: pytest.MonkeyPatc
     # Four numbers between two powers of two, up to a step of 1,024 tokens.
     assert len(shapes.tokens) <= 4 * 9
     assert len(shapes.wanted) <= 4 * 5
-    # Slots of three capacities, in fourths, of which the larger two begin in their middle.
-    columns = {512 * part // 4 for part in (1, 2, 3, 4, 6, 8, 12, 16)}
+    # Slots of three capacities, the largest for the whole context and a verify block, in fourths.
+    columns = {capacity * part // 4 for capacity in (512, 1024, 2560) for part in range(1, 5)}
     assert {read for _, _, read in shapes.short} | {read for _, read in shapes.prompts} <= columns
     assert len(shapes.short) <= 100
     assert len(shapes.prompts) <= 80
