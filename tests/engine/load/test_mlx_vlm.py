@@ -38,22 +38,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2, "moe_num_shared_experts": 1,
     },
 }  # fmt: skip
-SPARSE = {
-    # Latent attention with an indexer, whose caches are mlx-vlm's own.
-    "hy_v4": {
-        "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 32,
-        "num_hidden_layers": 3, "num_attention_heads": 2, "n_routed_experts": 4, "num_experts_per_tok": 2,
-        "kv_lora_rank": 32, "q_lora_rank": 32, "qk_rope_head_dim": 16, "v_head_dim": 16, "qk_nope_head_dim": 16,
-        "index_head_dim": 16, "index_n_heads": 2, "index_topk": 16, "hc_mult": 2, "max_position_embeddings": 2048,
-    },
-}  # fmt: skip
-FAMILIES = [*CONFIGS, pytest.param("hy_v4", marks=pytest.mark.slow)]
+pytestmark = pytest.mark.process
 
 
 def save(directory: Path, kind: str) -> Path:
     """A small random checkpoint of a family, with a tokenizer."""
     pytest.importorskip("mlx_vlm")
-    config = {"model_type": kind, **(SPARSE[kind] if kind in SPARSE else SIZES | CONFIGS[kind])}
+    config = {"model_type": kind, **SIZES, **CONFIGS[kind]}
     family = importlib.import_module(f"mlx_vlm.models.{kind}")
     mx.random.seed(0)
     model = family.Model(family.ModelConfig.from_dict(config))
@@ -85,7 +76,7 @@ def told_by_mlx_vlm(directory: Path, prompt: list[int]) -> list[int]:
     return ids
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("kind", CONFIGS)
 def test_rows_are_those_of_mlx_vlm(tmp_path: Path, kind: str) -> None:
     """Together, of unlike lengths, and again from the prefix cache."""
     directory = save(tmp_path / kind, kind)

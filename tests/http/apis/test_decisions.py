@@ -55,6 +55,7 @@ def test_each_question_has_its_answer(front: Front, worker: FakeWorker, path: st
     assert usage["input_tokens"] > 0
 
 
+@pytest.mark.process
 def test_the_client_of_the_protocol_reads_the_answers(front: Front) -> None:
     """TypeSafe's own, with nothing but another address."""
     sdk = pytest.importorskip("typesafe_sdk")
