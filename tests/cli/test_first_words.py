@@ -93,7 +93,7 @@ sys.exit(server.serve(HttpConfig(port={free_port()})))
     assert done.returncode == (-signal.SIGTERM if place == "HttpApp" else 0), done.stderr
 
 
-@pytest.mark.parametrize("stale", [False, True])
+@pytest.mark.parametrize("stale", [False, pytest.param(True, marks=pytest.mark.process)])
 def test_a_person_without_a_worker_hears_of_it_at_once(short_directory: str, stale: bool) -> None:
     """Without a worker the command ends; it waits at the socket of a dead worker, which looks like a starting one."""
     if stale:

@@ -80,6 +80,7 @@ def test_a_group_that_dies_is_a_finding_and_the_others_run(tmp_path: Path, end: 
     assert ("Command buffer execution failed" in log) == ("METAL" in end)
 
 
+@pytest.mark.process
 def test_a_report_ends_in_time_whatever_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU may hang for good: the group is cut, what it had found stays, and time that is left is for the next."""
     monkeypatch.setattr(

@@ -6,6 +6,8 @@ import os
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.support.workers import WorkerProcess, wait_until
 from tests.worker.harness import Harness
 
@@ -37,6 +39,7 @@ def test_an_idle_week_never_lets_a_file_grow_old(tmp_path: Path) -> None:
     harness.close()
 
 
+@pytest.mark.process
 def test_a_worker_whose_directory_is_removed_is_found_again() -> None:
     """A stream goes on meanwhile, and a new front-end connects; no second worker gets the name."""
     with WorkerProcess(supervise=False) as worker, worker.client() as before:

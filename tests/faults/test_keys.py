@@ -232,6 +232,7 @@ def test_prompts_of_one_key_are_not_found_by_another(team: Team) -> None:
         assert cached_tokens(bob) == len(prompt) - 1
 
 
+@pytest.mark.process
 def test_the_sessions_of_a_removed_key_end(team: Team) -> None:
     """Within seconds, its stream included, and its open connections are served no more; those of others go on."""
     keys = team.keys("bob")

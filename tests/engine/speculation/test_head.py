@@ -100,6 +100,7 @@ def test_a_prefix_of_the_cache_brings_the_state_of_the_head():
     check(engine, least=6)
 
 
+@pytest.mark.slow
 def test_a_row_that_outgrows_its_slot_takes_what_the_head_keeps_along():
     """A slot of 512 tokens is left in the middle of a draft."""
     model = build_model(ARCHITECTURES["qwen3_5"])

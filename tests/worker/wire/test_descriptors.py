@@ -206,7 +206,7 @@ def raised() -> Iterator[None]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts the descriptors of another process")
 @pytest.mark.usefixtures("raised")
-@pytest.mark.parametrize("tcp", [False, True], ids=["ipc", "tcp"])
+@pytest.mark.parametrize("tcp", [False, pytest.param(True, marks=pytest.mark.process)], ids=["ipc", "tcp"])
 def test_thousands_of_idle_connections_end_no_worker(*, tcp: bool) -> None:
     """2,400 connections under a hard limit of 1024: the same process, tokens for a client that was there before, and
     for one that comes when they are gone."""
@@ -291,7 +291,7 @@ def test_a_worker_that_is_short_of_descriptors_says_how_many_front_ends_fit() ->
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of another system")
 @pytest.mark.usefixtures("raised")
-@pytest.mark.parametrize("clients", [30, 120])
+@pytest.mark.parametrize("clients", [30, pytest.param(120, marks=pytest.mark.process)])
 def test_many_front_ends_under_few_descriptors_are_served_as_well_as_few(clients: int) -> None:
     """At once: those that fit are served, and the others do not take what these need."""
     worker = LimitedWorker(512, 512, peer_share=1.0, sessions_max=1000)
