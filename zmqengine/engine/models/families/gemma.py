@@ -19,6 +19,7 @@ from zmqengine.engine.models.families.reading import (
     joined,
     linear_of,
     norm_of,
+    qkv_of,
     query_key_norms,
     rotation_of,
 )
@@ -202,7 +203,7 @@ def _third(layer: Any, inner: Any) -> GemmaLayer:
     )
     return GemmaLayer(
         _shifted(layer.input_layernorm),
-        joined([attention.q_proj, attention.k_proj, attention.v_proj]),
+        qkv_of(attention),
         mixer,
         linear_of(attention.o_proj),
         _shifted(layer.post_attention_layernorm),

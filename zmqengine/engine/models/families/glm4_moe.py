@@ -7,12 +7,16 @@ from typing import Any
 from zmqengine.engine.models.architecture import DecoderWeights
 from zmqengine.engine.models.families.llama import LlamaLayer, heads_of
 from zmqengine.engine.models.families.reading import (
+    expect_attention,
     expect_parts,
     expect_products,
     gated_of,
-    joined,
+    head_of,
     linear_of,
     norm_of,
+    qkv_of,
+    query_key_names,
+    weights_of,
     with_view,
 )
 from zmqengine.engine.models.layers import Experts, Gated, Linear, Router, Unsupported
@@ -22,32 +26,25 @@ MODULES = ("glm4_moe",)
 
 def read(model: Any, *, in_columns: bool = False) -> DecoderWeights:
     """The weights of a model. See `families.read_weights`."""
-    inner = model.model
-    expect_parts(model, "model", "lm_head")
-    expect_parts(inner, "embed_tokens", "layers", "norm")
-    for layer in inner.layers:
+    head = head_of(model)
+    for layer in model.model.layers:
         attention, mlp = layer.self_attn, layer.mlp
-        norms = ("q_norm", "k_norm") if "q_norm" in attention else ()
         expect_parts(layer, "input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
-        expect_parts(attention, "q_proj", "k_proj", "v_proj", "o_proj", "rope", *norms)
-        expect_products(attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
+        expect_attention(attention, *query_key_names(attention))
         if "switch_mlp" in mlp:
             expect_parts(mlp, "gate", "switch_mlp", optional=["shared_experts"])
             if mlp.gate.n_group > 1 or mlp.sharding_group is not None:
                 raise Unsupported("experts are chosen by groups")
             mlp = mlp.switch_mlp
         expect_products(mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-    layers = tuple(map(_layer, inner.layers))
-    return DecoderWeights(
-        linear_of(inner.embed_tokens), layers, norm_of(inner.norm), linear_of(model.lm_head)
-    )
+    return weights_of(model, list(map(_layer, model.model.layers)), head)
 
 
 def _layer(layer: Any) -> LlamaLayer:
     attention = layer.self_attn
     return LlamaLayer(
         norm_of(layer.input_layernorm),
-        joined([attention.q_proj, attention.k_proj, attention.v_proj]),
+        qkv_of(attention),
         heads_of(attention, layer.input_layernorm.weight.dtype),
         linear_of(attention.o_proj),
         norm_of(layer.post_attention_layernorm),

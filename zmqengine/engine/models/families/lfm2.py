@@ -7,12 +7,14 @@ from typing import Any
 from zmqengine.engine.models.architecture import DecoderWeights, Mixer
 from zmqengine.engine.models.families.llama import LlamaLayer
 from zmqengine.engine.models.families.reading import (
+    expect_attention,
     expect_parts,
     expect_products,
     gated_of,
     joined,
     linear_of,
     norm_of,
+    qkv_of,
     query_key_norms,
     rotation_of,
 )
@@ -38,10 +40,7 @@ def _check(layer: Any) -> None:
     mixer = "self_attn" if layer.is_attention_layer else "conv"
     expect_parts(layer, mixer, "feed_forward", "operator_norm", "ffn_norm")
     if layer.is_attention_layer:
-        attention = layer.self_attn
-        parts = ("q_proj", "k_proj", "v_proj", "out_proj")
-        expect_parts(attention, *parts, "q_layernorm", "k_layernorm", "rope")
-        expect_products(*(attention[name] for name in parts))
+        expect_attention(layer.self_attn, "q_layernorm", "k_layernorm", out="out_proj")
     else:
         expect_parts(layer.conv, "conv", "in_proj", "out_proj")
         expect_products(layer.conv.in_proj, layer.conv.out_proj)
@@ -56,7 +55,7 @@ def _layer(layer: Any) -> LlamaLayer:
         norms = query_key_norms(
             norm_of(attention.q_layernorm), norm_of(attention.k_layernorm), heads, key_heads
         )
-        inputs, out = joined([attention.q_proj, attention.k_proj, attention.v_proj]), attention.out_proj
+        inputs, out = qkv_of(attention), attention.out_proj
         rotation = rotation_of(attention.rope)
         mixer = HeadShape(heads, key_heads, dim, attention.scale, rotation, norms, None, dtype)
     else:

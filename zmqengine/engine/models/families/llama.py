@@ -8,15 +8,19 @@ import mlx.core as mx
 
 from zmqengine.engine.models.architecture import Before, DecoderWeights, Mixer, Stream
 from zmqengine.engine.models.families.reading import (
+    expect_attention,
     expect_parts,
     expect_products,
     gated_of,
-    joined,
+    head_of,
     linear_of,
     norm_of,
     put_in_columns,
+    qkv_of,
+    query_key_names,
     query_key_norms,
     rotation_of,
+    weights_of,
 )
 from zmqengine.engine.models.layers import Experts, Gated, HeadShape, Linear, Norm, Router, Unsupported
 from zmqengine.engine.models.ops import Ops
@@ -53,24 +57,21 @@ class LlamaLayer(NamedTuple):
 def read(model: Any, *, in_columns: bool = False) -> DecoderWeights:
     """The weights of a model. See `families.read_weights`."""
     inner, is_tied = model.model, model.args.tie_word_embeddings
-    expect_parts(inner, "embed_tokens", "layers", "norm")
-    expect_parts(model, "model", *(() if is_tied else ("lm_head",)))
+    head = head_of(model, is_tied=is_tied)
     # Check all parts before the first is changed.
     for layer in inner.layers:
         _check(layer)
-    head = inner.embed_tokens if is_tied else model.lm_head
     if in_columns and not is_tied:
         put_in_columns(head)
     window = getattr(inner, "sliding_window", None)
-    layers = tuple(_layer(layer, window, in_columns=in_columns) for layer in inner.layers)
-    return DecoderWeights(linear_of(inner.embed_tokens), layers, norm_of(inner.norm), linear_of(head))
+    layers = [_layer(layer, window, in_columns=in_columns) for layer in inner.layers]
+    return weights_of(model, layers, head)
 
 
 def _check(layer: Any) -> None:
     expect_parts(layer, "input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
     attention, mlp = layer.self_attn, layer.mlp
-    norms = ("q_norm", "k_norm") if "q_norm" in attention else ()
-    expect_parts(attention, "q_proj", "k_proj", "v_proj", "o_proj", "rope", *norms)
+    expect_attention(attention, *query_key_names(attention))
     rotation_of(attention.rope)
     if "switch_mlp" in mlp:
         expect_parts(mlp, "gate", "switch_mlp")
@@ -79,7 +80,6 @@ def _check(layer: Any) -> None:
         expect_products(mlp.gate)
         mlp = mlp.switch_mlp
     expect_parts(mlp, "gate_proj", "up_proj", "down_proj", optional=["activation"])
-    expect_products(attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
     expect_products(mlp.gate_proj, mlp.up_proj, mlp.down_proj)
 
 
@@ -90,7 +90,7 @@ def _layer(layer: Any, window: int | None, *, in_columns: bool) -> LlamaLayer:
     window = window if getattr(layer, "use_sliding", False) else None
     return LlamaLayer(
         norm_of(layer.input_layernorm),
-        joined([attention.q_proj, attention.k_proj, attention.v_proj], in_columns=in_columns),
+        qkv_of(attention, in_columns=in_columns),
         heads_of(attention, layer.input_layernorm.weight.dtype, window),
         linear_of(attention.o_proj),
         norm_of(layer.post_attention_layernorm),

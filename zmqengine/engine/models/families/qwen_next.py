@@ -10,15 +10,18 @@ import numpy as np
 
 from zmqengine.engine.models.architecture import Before, DecoderWeights, Mixer, Stream
 from zmqengine.engine.models.families.reading import (
+    expect_attention,
     expect_parts,
     expect_products,
     gated_of,
+    head_of,
     joined,
     linear_of,
     norm_of,
-    put_in_columns,
+    qkv_of,
     query_key_norms,
     rotation_of,
+    weights_of,
 )
 from zmqengine.engine.models.layers import Experts, Gated, HeadShape, Linear, Norm, Router, Unsupported
 from zmqengine.engine.models.ops import Ops, gate_of
@@ -56,16 +59,10 @@ class QwenNextLayer(NamedTuple):
 
 def read(model: Any, *, in_columns: bool = False) -> DecoderWeights:
     """The weights of a model. See `families.read_weights`."""
-    inner, is_tied = model.model, model.args.tie_word_embeddings
-    expect_parts(inner, "embed_tokens", "layers", "norm")
-    expect_parts(model, "model", *(() if is_tied else ("lm_head",)))
-    for layer in inner.layers:
+    head = head_of(model, is_tied=model.args.tie_word_embeddings)
+    for layer in model.model.layers:
         _check(layer)
-    head = inner.embed_tokens if is_tied else model.lm_head
-    if in_columns and not is_tied:
-        put_in_columns(head)
-    layers = tuple(_layer(layer) for layer in inner.layers)
-    return DecoderWeights(linear_of(inner.embed_tokens), layers, norm_of(inner.norm), linear_of(head))
+    return weights_of(model, list(map(_layer, model.model.layers)), head)
 
 
 def read_layer(layer: Any) -> QwenNextLayer:
@@ -82,10 +79,7 @@ def _check(layer: Any) -> None:
         expect_parts(net, "conv1d", *_inputs(net), "out_proj", "norm", "dt_bias", "A_log")
         expect_products(*(net[name] for name in _inputs(net)), net.out_proj)
     else:
-        attention = layer.self_attn
-        parts = ("q_proj", "k_proj", "v_proj", "o_proj")
-        expect_parts(attention, *parts, "q_norm", "k_norm", "rope")
-        expect_products(*(attention[name] for name in parts))
+        expect_attention(layer.self_attn, "q_norm", "k_norm")
     mlp = layer.mlp
     if "switch_mlp" in mlp:
         expect_parts(mlp, "gate", "switch_mlp", "shared_expert", "shared_expert_gate")
@@ -113,7 +107,7 @@ def _layer(layer: Any) -> QwenNextLayer:
             order = mx.array(_joined_order(mixer.shape))
     else:
         attention = layer.self_attn
-        inputs, out = joined([attention.q_proj, attention.k_proj, attention.v_proj]), attention.o_proj
+        inputs, out = qkv_of(attention), attention.o_proj
         heads, key_heads = attention.num_attention_heads, attention.num_key_value_heads
         norms = query_key_norms(norm_of(attention.q_norm), norm_of(attention.k_norm), heads, key_heads)
         mixer = HeadShape(

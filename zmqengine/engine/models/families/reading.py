@@ -18,6 +18,7 @@ from mlx.nn.layers.normalization import RMSNorm
 from mlx.nn.layers.positional_encoding import RoPE
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 
+from zmqengine.engine.models.architecture import DecoderLayer, DecoderWeights
 from zmqengine.engine.models.layers import (
     Gated,
     Linear,
@@ -55,6 +56,42 @@ def expect_products(*modules: Any) -> None:
     for module in modules:
         if type(module) not in (*_PLAIN, *_QUANTISED) or getattr(module, "global_scale", None) is not None:
             raise Unsupported(f"a product is a {type(module).__name__}")
+
+
+_QKV = ("q_proj", "k_proj", "v_proj")
+
+
+def expect_attention(attention: Any, *norms: str, out: str = "o_proj", others: Sequence[str] = ()) -> None:
+    """Raise Unsupported unless attention has its four products, a rotation, and these norms and others."""
+    expect_parts(attention, *_QKV, out, "rope", *norms, *others)
+    expect_products(*(attention[name] for name in (*_QKV, out)))
+
+
+def query_key_names(attention: Any) -> tuple[str, ...]:
+    """The names of the norms of queries and keys in attention that may have them."""
+    return ("q_norm", "k_norm") if "q_norm" in attention else ()
+
+
+def qkv_of(attention: Any, *, in_columns: bool = False) -> tuple[Linear, ...]:
+    """The joined product of queries, keys and values, or three."""
+    return joined([attention[name] for name in _QKV], in_columns=in_columns)
+
+
+def head_of(model: Any, *, is_tied: bool = False) -> Any:
+    """The module of a model's vocabulary product, which may be its embedding.
+
+    Raises Unsupported unless the model has the parts that most families have.
+    """
+    inner = model.model
+    expect_parts(inner, "embed_tokens", "layers", "norm")
+    expect_parts(model, "model", *(() if is_tied else ("lm_head",)))
+    return inner.embed_tokens if is_tied else model.lm_head
+
+
+def weights_of(model: Any, layers: Sequence[DecoderLayer], head: Any) -> DecoderWeights:
+    """The weights of such a model."""
+    inner = model.model
+    return DecoderWeights(linear_of(inner.embed_tokens), tuple(layers), norm_of(inner.norm), linear_of(head))
 
 
 def norm_of(module: Any) -> Norm:
