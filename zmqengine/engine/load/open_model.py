@@ -17,7 +17,7 @@ from zmqengine.engine.autotune.saved_choices import SavedChoices
 from zmqengine.engine.cpu import numpy_ops
 from zmqengine.engine.host.rounding import differ_by_rounding
 from zmqengine.engine.load.head_tensors import HeadTensors
-from zmqengine.engine.load.probe import ROWS, open_runner, rows_of, steps_of
+from zmqengine.engine.load.probe import ROWS, probe, rows_of, steps_of
 from zmqengine.engine.models.architecture import DecoderWeights
 from zmqengine.engine.models.attention import WIDTH_MAX
 from zmqengine.engine.models.decoder import DecoderModel
@@ -79,9 +79,8 @@ def open_model(
     theirs: MlxLmRunner | Exception
     wanted: Sequence[np.ndarray] = ()
     try:
-        theirs = open_runner(model, parameter_bytes)
         # Before some of its weights become views.
-        wanted = steps_of(theirs, together=False)
+        theirs, wanted = probe(model, parameter_bytes)
     except Exception as error:  # noqa: BLE001 - whatever it raises, our decoder may run the model
         theirs = error
     try:

@@ -28,6 +28,11 @@ _MEASURED_TOKENS = 64
 
 def open_runner(model: Any, parameter_bytes: int = 0) -> MlxLmRunner:
     """The runner of a model of mlx-lm, by what it can do. Raises what the model raises for one row."""
+    return probe(model, parameter_bytes)[0]
+
+
+def probe(model: Any, parameter_bytes: int = 0) -> tuple[MlxLmRunner, list[np.ndarray]]:
+    """The runner of a model of mlx-lm, and its logits of `ROWS`, row by row, as `steps_of` gives them."""
     caches = caches_of.new_caches(model)
     mx.eval(model(mx.array([ROWS[0][:-1]]), cache=caches), caches_of.arrays(caches))
     shape = caches_of.measure_caches(caches)
@@ -50,7 +55,7 @@ def open_runner(model: Any, parameter_bytes: int = 0) -> MlxLmRunner:
             blocks, reason = None, "restored caches give other logits"
     except Exception as error:  # noqa: BLE001 - whatever it raises, it is not to be done
         blocks, reason = None, f"{type(error).__name__}: {error}"
-    return runner(batches=batches, blocks=blocks, reason=reason)
+    return runner(batches=batches, blocks=blocks, reason=reason), alone
 
 
 def _agrees(alone: Sequence[np.ndarray], compute: Callable[[], Sequence[np.ndarray]]) -> bool:
