@@ -77,6 +77,21 @@ def unwritten(shape: tuple[int, ...], dtype: mx.Dtype) -> np.ndarray:
     return np.full(shape, -1 if dtype == mx.int32 else np.nan, _NUMPY[dtype])
 
 
+def compiled(program: str) -> ctypes.CDLL:
+    """The library of a C++ program."""
+    directory = Path(tempfile.mkdtemp(prefix="kernel-on-cpu-"))
+    try:
+        source, library = directory / "kernel.cpp", directory / "kernel.so"
+        source.write_text(program)
+        subprocess.run(
+            [str(COMPILER), "-std=c++20", "-O1", "-w", "-shared", "-fPIC", str(source), "-o", str(library)],
+            check=True,
+        )
+        return ctypes.CDLL(str(library))
+    finally:
+        shutil.rmtree(directory)
+
+
 @cache
 def _compiled(text: str) -> tuple[ctypes.CDLL, str]:
     """The library of a kernel, and the name of its function, which takes pointers to the kernel's arguments."""
@@ -95,18 +110,9 @@ def _compiled(text: str) -> tuple[ctypes.CDLL, str]:
     for header in ("tensor_cores.cuh", "copies_ahead.cuh"):
         body = body.replace(kernel_text(header), "")
     body = body.replace("extern __shared__ uint4 shared_start[];", "")
-    directory = Path(tempfile.mkdtemp(prefix="cuda-on-cpu-"))
-    try:
-        source, library = directory / "kernel.cpp", directory / "kernel.so"
-        source.write_text(
-            f'#include "{_HEADER}"\n{body}\n'
-            f'extern "C" void {name}(void** arguments, int x, int y, int z, int threads) {{\n'
-            f"  launch(Dim{{x, y, z}}, threads, [&] {{ mlx::core::cu::{name}({call}); }});\n}}\n"
-        )
-        subprocess.run(
-            [str(COMPILER), "-std=c++20", "-O1", "-w", "-shared", "-fPIC", str(source), "-o", str(library)],
-            check=True,
-        )
-        return ctypes.CDLL(str(library)), name
-    finally:
-        shutil.rmtree(directory)
+    program = (
+        f'#include "{_HEADER}"\n{body}\n'
+        f'extern "C" void {name}(void** arguments, int x, int y, int z, int threads) {{\n'
+        f"  launch(Dim{{x, y, z}}, threads, [&] {{ mlx::core::cu::{name}({call}); }});\n}}\n"
+    )
+    return compiled(program), name

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -14,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from tests.support.cuda_on_cpu import COMPILER, memory, unwritten, words
+from tests.support.cuda_on_cpu import compiled, memory, unwritten, words
 
 _HEADER = Path(__file__).with_suffix(".h")
 _TYPES = {mx.float32: "float", mx.float16: "half", mx.bfloat16: "bfloat16_t", mx.int32: "int"}
@@ -90,18 +87,9 @@ def _compiled(source: str, parameters: tuple[str, ...], constants: str) -> Any:
     arguments = "".join(
         f"{one} = ({one.rpartition(' ')[0]})arguments[{place}];\n" for place, one in enumerate(parameters)
     )
-    directory = Path(tempfile.mkdtemp(prefix="metal-on-cpu-"))
-    try:
-        text, library = directory / "kernel.cpp", directory / "kernel.so"
-        text.write_text(
-            f'#include "{_HEADER}"\n{constants}'
-            f'extern "C" void run(void** arguments, int x, int y, int z, int threads) {{\n{arguments}'
-            f"launch(Dim{{x, y, z}}, threads, [&] {{\n{source}\n}});\n}}\n"
-        )
-        subprocess.run(
-            [str(COMPILER), "-std=c++20", "-O1", "-w", "-shared", "-fPIC", str(text), "-o", str(library)],
-            check=True,
-        )
-        return ctypes.CDLL(str(library)).run
-    finally:
-        shutil.rmtree(directory)
+    program = (
+        f'#include "{_HEADER}"\n{constants}'
+        f'extern "C" void run(void** arguments, int x, int y, int z, int threads) {{\n{arguments}'
+        f"launch(Dim{{x, y, z}}, threads, [&] {{\n{source}\n}});\n}}\n"
+    )
+    return compiled(program).run

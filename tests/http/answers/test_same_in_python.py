@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.http.answers.test_tools_and_reasoning import CALL, FACTS, TOOLS
-from tests.http.front import Front, chat, post, serving
-from tests.http.scripted import END_TOKEN, ScriptedClient
+from tests.http.answers.conftest import CALL, TOOLS, Model
+from tests.http.front import Front, chat, post
+from tests.http.scripted import END_TOKEN
 from zmqengine.protocol.messages import End, TokenRow
 from zmqengine_client import Completion, Tokenizer
 from zmqengine_client.core.chunks import TextChunk
 from zmqengine_client.core.options import make_options
 from zmqengine_client.core.request import Request
 from zmqengine_client.text.prompts import chat_encoder, new_text_reader, set_text_prompt
-from zmqengine_http import HttpConfig
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 ANSWERS = {
@@ -31,25 +29,6 @@ ANSWERS = {
     "a call whose arguments break": '<tool_call>{"name": "add", "arguments": {"a": ]}}</tool_call> sorry',
     "a call of no offered function": '<tool_call>{"name": "sub", "arguments": {"a": 1}}</tool_call>',
 }
-
-
-class Model:
-    """What the model of the front-end says."""
-
-    def __init__(self) -> None:
-        self.text = ""
-        self.client = ScriptedClient(lambda prompt: self.text, facts=FACTS)
-
-
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return Model()
-
-
-@pytest.fixture(scope="module")
-def front(model: Model) -> Iterator[Front]:
-    with serving(HttpConfig(), lambda *_: model.client) as front:  # type: ignore[arg-type]
-        yield front
 
 
 def read_in_python(tokenizer: Tokenizer, text: str, stop: list[str], *, tools: Any, size: int) -> Completion:
