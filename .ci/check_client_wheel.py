@@ -10,7 +10,7 @@ from pathlib import Path
 
 def main(wheel: str) -> int:
     """Import from the wheel; returns the exit code."""
-    # What is installed beside it stands behind it.
+    # Its own modules come before those of an installed `zmqengine`.
     sys.path.insert(0, str(Path(wheel).resolve()))
     with zipfile.ZipFile(wheel) as archive:
         files = [name for name in archive.namelist() if name.endswith(".py")]

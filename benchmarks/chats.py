@@ -1,8 +1,8 @@
 """`python -m benchmarks.chats MODEL`: unlike chats in the engine alone, in tokens a second of processor time.
 
 The work is that of `zmqengine bench serve --scenario chat` without pauses, and the same for every version of the
-engine: each user asks so many times, and no answer ends early. Compare versions in turns, since a loaded machine has
-slower caches.
+engine: each user sends a fixed number of requests, and no answer ends early. Compare versions in turns, since a loaded
+machine has slower caches.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class HttpConfig:
         flag="--operator-key",
         metavar="KEY",
         help="With --serve: let these keys alone load and unload models, pinned ones too, and say how long they stay; "
-        "they are accepted as --api-key is; repeatable. Without any, each key loads and unloads what is not pinned.",
+        "they are accepted as --api-key is; repeatable. Without any, each key loads and unloads all but pinned models.",
     )
     insecure_no_key: bool = option(False, help="Serve on a network without asking for a key.")
     allow_hosts: tuple[str, ...] = option(

@@ -1,4 +1,4 @@
-"""What `benchmarks.gpu` asks of a worker; its figures are for a GPU, the way there is the same everywhere."""
+"""`benchmarks.gpu` measures a worker: its figures are for a GPU, its requests are the same on a CPU."""
 
 from __future__ import annotations
 

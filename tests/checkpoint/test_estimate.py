@@ -109,7 +109,7 @@ def test_the_bytes_of_a_chat_follow_from_the_kinds_of_layers(
     ("tokens", "slot"), [(1, 512), (505, 1024), (1000, 1024), (2048, 4608), (4096, 4608), (5000, 8192)]
 )
 def test_a_chat_of_our_decoder_takes_a_slot(tokens: int, slot: int) -> None:
-    """Of few sizes, windows and all: a power of two, or the context of 4,096 and a verify block."""
+    """Slots have few sizes, for layers with windows too: a power of two, or the context of 4,096 and a verify block."""
     fields = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 100}
     for model_type, outer in (("gemma3_text", {}), ("qwen3", {"model_type": "vlm"})):
         config = llama(**fields, model_type=model_type)

@@ -58,7 +58,7 @@ def test_probabilities_are_those_of_the_model(worker: WorkerProcess) -> None:
 
 
 def test_the_state_is_read_once(worker: WorkerProcess) -> None:
-    """Eight answers to three questions about a state that nobody has asked about."""
+    """Eight answers to three questions about a state that is not cached."""
     state = f"Once upon a time. {STATE}{STATE}"
     with Client(worker.address, connect_timeout_s=60) as client:
         decided = client.decide(state, QUESTIONS)

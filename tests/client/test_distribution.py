@@ -41,7 +41,7 @@ def test_it_has_every_module_that_the_client_imports() -> None:
 
 
 def test_it_asks_for_what_the_whole_one_asks_for() -> None:
-    """The same bounds, without what the command line alone needs; the same licence, author and versions of Python."""
+    """Dependencies agree, but for those of the command line; so do licence, author and versions of Python."""
     project = CLIENT["project"]
     assert set(WHOLE["dependencies"]) - set(project["dependencies"]) == {"click>=8.1"}
     assert set(project["dependencies"]) <= set(WHOLE["dependencies"])

@@ -32,7 +32,7 @@ with Client() as client:
 @node_wanted
 @pytest.mark.slow
 def test_the_programs_of_the_manual_have_no_unknown_type(tmp_path: Path) -> None:
-    """Of a wrong assignment it says what is wrong, so a result is no `Any` that agrees with everything."""
+    """A wrong assignment is an error: results are not `Any`, which agrees with everything."""
     for number, program in enumerate(PROGRAMS):
         (tmp_path / f"program_{number}.py").write_text(program)
     (tmp_path / "typed.py").write_text(TYPED)

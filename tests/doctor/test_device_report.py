@@ -331,7 +331,7 @@ def test_the_report_of_this_machine_is_whole(tmp_path: Path, monkeypatch: pytest
     """End to end, on whatever device computes here. $ZMQENGINE_WHOLE_REPORT is for the checks as a Mac runs them."""
     is_whole = bool(os.environ.get("ZMQENGINE_WHOLE_REPORT"))
     if not is_whole:
-        # Of a machine that does other things at the same time.
+        # A loaded machine takes longer.
         monkeypatch.setattr(
             "zmqengine.doctor.device_report.PLANS", {name: Plan(name, 200.0) for name in PLANS}
         )

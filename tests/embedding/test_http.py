@@ -382,7 +382,7 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Front, C
 
 @pytest.mark.parametrize("path", ENDPOINTS)
 def test_a_key_goes_on_from_its_own_texts_alone(decoder: tuple[Front, Client], path: str) -> None:
-    """What a vector takes tells another key nothing of a text that it has guessed the beginning of."""
+    """The time and the cached tokens of a vector tell another key nothing of a text whose beginning it has guessed."""
     front, client = decoder
     first = [*ENDPOINTS].index(path) * 20
     beginning = " ".join(f"w{id_}" for id_ in range(first, first + 20))

@@ -146,7 +146,7 @@ class _WrittenCall:
         self.whole = False
 
     def read(self) -> ToolCall | None:
-        """The call, or None for one that was cut or is malformed: nobody can carry it out."""
+        """The call; None for one that was cut or is malformed, since no program can run it."""
         if not self.whole:
             return None
         try:

@@ -208,7 +208,7 @@ def test_drafts_of_rows_with_adapters_are_verified_with_them(loras: list[Lora]) 
 
 
 def test_adapters_share_no_prefix(loras: list[Lora]) -> None:
-    """Of one prompt, by their scopes."""
+    """Blocks of one prompt are kept apart by the adapters' scopes."""
     engine = engine_with(loras)
     prompt = tokens(100, 3)
     for row, name in enumerate(("first", "second", "first")):

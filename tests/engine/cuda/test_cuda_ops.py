@@ -50,7 +50,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "head_dim": 128,
         "moe_intermediate_size": 64,
     },
-    # Norms of what is added, and no float16.
+    # Added states have norms of their own, and float16 is refused.
     "gemma3": {**ARCHITECTURES["gemma3_text"], "hidden_size": 256, "head_dim": 64},
     # Heads without a kernel for attention.
     "small heads": {**WIDE, "head_dim": 32},

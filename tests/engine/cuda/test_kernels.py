@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.cuda_emulated, pytest.mark.skipif(not on_cuda(), reaso
 
 
 def error(got: mx.array, wanted: mx.array) -> float:
-    """Of the size of what was wanted; not a number if something is not one."""
+    """The relative error; NaN if a number is NaN."""
     got, wanted = got.astype(mx.float32), wanted.astype(mx.float32)
     share = mx.linalg.norm((got - wanted).flatten()) / mx.linalg.norm(wanted.flatten())
     return float(np.array(share))

@@ -30,7 +30,7 @@ SAMPLINGS = (
 
 
 class Indexing:
-    """Names of MLX's kernels for what is gathered and scattered, as mlx/backend/cuda/indexing.cpp has them."""
+    """Names of MLX's kernels for gathers and scatters, as mlx/backend/cuda/indexing.cpp has them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.names: set[str] = set()

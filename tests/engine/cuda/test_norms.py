@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.cuda_emulated, pytest.mark.usefixtures("kernels_as_wri
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32], ids=str)
 @pytest.mark.parametrize(("tokens", "dim"), [(1, 64), (15, 896), (2, 5124)])
-@pytest.mark.parametrize("is_normed", [False, True], ids=["a sum", "a sum of what is normed"])
+@pytest.mark.parametrize("is_normed", [False, True], ids=["a sum", "a sum with a normed term"])
 def test_a_product_is_added_and_normed(dtype: mx.Dtype, tokens: int, dim: int, is_normed: bool) -> None:
     """The sum to the last bit, and the norms as MLX computes them."""
     residual, added, *weights = (
@@ -35,7 +35,7 @@ def test_a_product_is_added_and_normed(dtype: mx.Dtype, tokens: int, dim: int, i
 
 
 def test_weights_of_another_type_are_left_to_mlx() -> None:
-    """Of either norm."""
+    """Weights of the norm of the sum, or of that of the added states."""
     residual, added = (mx.ones((2, 64), mx.bfloat16) for _ in range(2))
     norm, other = Norm(mx.ones((64,), mx.bfloat16), 1e-5), Norm(mx.ones((64,)), 1e-5)
     total, _ = CudaOps().add_and_norm(residual, added, norm, other)

@@ -142,7 +142,7 @@ class Rows:
 
 
 def error(got: mx.array, wanted: mx.array) -> float:
-    """Of the size of what was wanted; not a number if something is not one."""
+    """The relative error; NaN if a number is NaN."""
     one, other = (np.array(each.astype(mx.float32)) for each in (got, wanted))
     return float(np.linalg.norm(one - other) / max(float(np.linalg.norm(other)), 1e-9))
 
@@ -165,7 +165,7 @@ def test_a_layer_is_that_of_documented_operations(steps: list[list[Step]], name:
 
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_a_short_convolution_is_that_of_documented_operations(has_bias: bool) -> None:
-    """Of more channels than a thread block has threads; windows in place, behind rejected drafts too."""
+    """More channels than a thread block has threads; windows are written in place, behind rejected drafts too."""
     channels, kernel, dtype = 200, 3, mx.float16
     mx.random.seed(5)
     weight = mx.random.normal((channels, kernel)).astype(dtype)

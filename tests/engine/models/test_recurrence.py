@@ -39,7 +39,7 @@ BORDERS = [1, 2, 8, 9, CPU_CHUNK, CPU_CHUNK + 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 
 
 
 def error(got: mx.array, wanted: mx.array) -> float:
-    """Of the size of what was wanted; not a number if something is not one."""
+    """The relative error; NaN if a number is NaN."""
     assert got.shape == wanted.shape
     one, other = (np.array(each.astype(mx.float32)) for each in (got, wanted))
     return float(np.linalg.norm(one - other) / np.linalg.norm(other))

@@ -64,7 +64,7 @@ def read_in_python(tokenizer: Tokenizer, text: str, stop: list[str], *, tools: A
 def test_an_answer_is_read_as_over_http(
     model: Model, front: Front, answer: str, stop: list[str], offered: bool, size: int
 ) -> None:
-    """A call that is cut is shown over HTTP as far as it came; in Python it is none, as nobody can carry it out."""
+    """A call that is cut is shown over HTTP as far as it came; in Python it is none, as no program can run it."""
     model.text = ANSWERS[answer]
     tools = TOOLS if offered else None
     body = chat(**({"tools": TOOLS} if offered else {}), **({"stop": stop} if stop else {}))
