@@ -395,5 +395,5 @@ def forward(decoder: DecoderModel, pieces: Sequence[PlacedPiece]) -> mx.array:
     inputs = Inputs(
         mx.zeros((count,), mx.uint32), mx.zeros((count,), mx.int32), mx.arange(count, dtype=mx.int32)
     )
-    hidden: mx.array = decoder.forward(inputs, decoder.mixing.begin(pieces, count))
+    hidden: mx.array = decoder.forward(inputs, decoder.mixing.begin(pieces, count)).last
     return hidden

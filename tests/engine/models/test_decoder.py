@@ -15,8 +15,8 @@ from tests.support.models import LLAMA, MAMBA, MIXTURE, VOCAB_SIZE, build_model
 from zmqengine.engine.cpu import numpy_ops
 from zmqengine.engine.load.probe import rows_of
 from zmqengine.engine.models import decoder as decoder_module
-from zmqengine.engine.models.attention import WIDTH_MAX
-from zmqengine.engine.models.decoder import DecoderModel
+from zmqengine.engine.models.attention import WIDTH_MAX, PlacedPiece
+from zmqengine.engine.models.decoder import DecoderModel, Inputs
 from zmqengine.engine.models.families import read_weights
 from zmqengine.engine.models.layers import Unsupported
 from zmqengine.engine.models.model_runner import ModelRunner, RowPiece
@@ -126,6 +126,25 @@ def test_logits_are_those_of_mlx_lm(name: str) -> None:
         runner = runner_on(read_weights(model), PlainOps(), replays=replays)
         assert all(map(alike, steps(runner), wanted))
     assert all(map(alike, whole(model, [1]), wanted))
+
+
+@pytest.mark.parametrize("replays", [False, True])
+def test_hidden_states_of_chosen_layers_are_those_between_them(*, replays: bool) -> None:
+    """After no layer, after some and after all: computed or replayed, as mlx-lm's layers hand them on."""
+    model = build_model({**LLAMA, "num_hidden_layers": 4})
+    wanted = [model.model.embed_tokens(mx.array([TEXTS[0]]))]
+    for layer in model.model.layers:
+        wanted.append(layer(wanted[-1], "causal"))
+    taps = (0, 1, 3, 4)
+    decoder = DecoderModel(read_weights(model), PlainOps(), replays=replays, taps=taps)
+    count = len(TEXTS[0])
+    every = mx.arange(count, dtype=mx.int32)
+    piece = PlacedPiece(SlotRunner(decoder, 2048).open(count), 0, count)
+    inputs = Inputs(mx.array(TEXTS[0], mx.uint32), every, every)
+    passed = decoder.forward(inputs, decoder.mixing.begin([piece], count))
+    for tap, states in zip(taps, passed.tapped, strict=True):
+        assert alike(np.array(states), np.array(wanted[tap][0]))
+    assert alike(np.array(passed.last), np.array(model.model.norm(wanted[-1])[0]))
 
 
 @pytest.mark.parametrize("name", FAMILY)

@@ -54,11 +54,24 @@ class Inputs(NamedTuple):
     deltas: AddedProducts | None = None
 
 
-class DecoderModel:
-    """A model on the operations of one back-end. With `replays`, layers are traced and replayed."""
+class Passed(NamedTuple):
+    """Hidden states of a forward pass: `last` [wanted, dim] after the last norm, and of each tap [tokens, dim]."""
 
-    def __init__(self, weights: DecoderWeights, ops: Ops, *, replays: bool = False) -> None:
+    last: Any
+    tapped: list[Any]
+
+
+class DecoderModel:
+    """A model on the operations of one back-end. With `replays`, layers are traced and replayed.
+
+    `taps`: numbers of layers, each after how many the hidden states of all tokens are results too; in rising order.
+    """
+
+    def __init__(
+        self, weights: DecoderWeights, ops: Ops, *, replays: bool = False, taps: Sequence[int] = ()
+    ) -> None:
         self.weights = weights
+        self.taps = taps
         self.layers = weights.layers
         self.ops = ops
         self.axes: Axes | None = None
@@ -72,10 +85,10 @@ class DecoderModel:
         hidden = self.ops.embed(self.ops.array(np.asarray(tokens).reshape(-1)), self.weights.embedding)
         return mx.array(hidden).reshape(*tokens.shape, -1)
 
-    def forward(self, inputs: Inputs, layout: Any) -> Any:
-        """Hidden states [wanted, dim] after the last norm.
+    def forward(self, inputs: Inputs, layout: Any) -> Passed:
+        """Hidden states of a step. `layout`: where the tokens lie, from `mixing.begin`.
 
-        `layout`: where the tokens lie, from `mixing.begin`.
+        With a tap after all layers, all tokens have to be wanted.
         """
         is_plain = inputs.embeddings is None and not inputs.deep and len(inputs.positions.shape) == 1
         is_short = inputs.deltas is None or inputs.tokens.shape[0] <= _ADAPTED_TOKENS_MAX
@@ -87,15 +100,18 @@ class DecoderModel:
         finally:
             self.ops.deltas = None
 
-    def _computed(self, inputs: Inputs, layout: Any) -> Any:
+    def _computed(self, inputs: Inputs, layout: Any) -> Passed:
         ops, positions = self.ops, inputs.positions
         if len(positions.shape) == 2:
             assert self.axes is not None, "the model has three positions for a token"
             positions = angles(positions, self.axes, self.mixing.rotation)
         stream, own = begin(ops, self.weights, inputs.tokens, inputs.embeddings)
         last = len(self.layers) - 1
+        tapped = []
         for number, layer in enumerate(self.layers):
             before = layer.before(ops, stream, positions)
+            if number in self.taps:
+                tapped.append(before.hidden)
             mixed = self.mixing.mix(layout, number, before.mixing)
             beside = own[number] if own else ()
             if number == last:
@@ -105,7 +121,8 @@ class DecoderModel:
             if number < len(inputs.deep):
                 deep = inputs.deep[number] if number < last else inputs.deep[number][inputs.wanted]
                 stream = Stream(stream.total(ops), deep.astype(stream.hidden.dtype))
-        return stream.summed(ops, self.weights.norm)[1]
+        total, normed = stream.summed(ops, self.weights.norm)
+        return Passed(normed, [*tapped, total] if last + 1 in self.taps else tapped)
 
     def logits(self, hidden: Any) -> Any:
         """Logits [tokens, vocab] of hidden states after the last norm."""
@@ -187,7 +204,7 @@ class _Traces:
         self._calls: dict[Hashable, list[Traced]] = {}
         self._most = _TRACES_MAX
 
-    def replay(self, inputs: Inputs, layout: Any) -> mx.array:
+    def replay(self, inputs: Inputs, layout: Any) -> Passed:
         """See `Decoder.forward`."""
         mixing_of, positions = self._mixing, inputs.positions
         kind = mixing_of.kind(layout)
@@ -197,11 +214,14 @@ class _Traces:
             calls = [partial(call, deltas.looked_up) for call in calls]
         (hidden, mixing, kept), own = calls[0](inputs.tokens, positions)
         last = len(calls) - 2
+        taps, tapped = self._decoder.taps, []
         for number, call in enumerate(calls[1:]):
+            if number in taps:
+                tapped.append(hidden)
             behind = mixing_of.behind(layout, number, mixing)
             rest = inputs.wanted if number == last else positions
             hidden, mixing, kept = call(rest, own[number] if own else (), hidden, kept, *behind)
-        return hidden  # type: ignore[no-any-return]
+        return Passed(hidden, [*tapped, *mixing])
 
     def make_ahead(self, tokens: int) -> None:
         """Trace steps of as many tokens. They count for no bound, and no array is computed."""
@@ -241,6 +261,7 @@ class _Traces:
 
     def _compiled(self, part: Any, kind: Hashable, *, adapted: bool) -> Traced:
         ops, mixing = self._ops, self._mixing
+        taps_end = len(self._decoder.layers) in self._decoder.taps
 
         def first(arrays: list[mx.array], tokens: mx.array, positions: mx.array) -> Any:
             weights: _Begin = filled(part, iter(arrays))
@@ -271,7 +292,8 @@ class _Traces:
             weights: _End = filled(part, iter(arrays))
             mixed = mixing.mix_replayed(kind, weights.layer.mixer, behind)
             stream = at_end(ops, weights.layer, Before(hidden, (), kept), mixed, own, wanted)
-            return stream.summed(ops, weights.norm)[1], (), ()
+            total, normed = stream.summed(ops, weights.norm)
+            return normed, (total,) if taps_end else (), ()
 
         parts: dict[type, Traced] = {_Begin: first, _Between: between, _End: end}
         call = parts[type(part)]

@@ -1,8 +1,9 @@
-"""The head by which a model drafts for itself: one more layer behind its last one (multi-token prediction).
+"""A head that drafts: one more layer behind the model's last one (multi-token prediction, EAGLE-3).
 
-From the hidden state of token t, after the model's last norm, and token t + 1 a head predicts token t + 2: both are
-normed, joined and projected to one hidden state, which passes a decoder layer and a norm. The embedding and the
-vocabulary product are the model's. For the token after that, the head's own output takes the place of the hidden state.
+From the hidden state of token t and token t + 1 a head predicts token t + 2: both are normed, joined, and pass a decoder
+layer and a norm. For the token after that, the head's own output takes the place of the hidden state. What is the hidden
+state differs: of a model's own head, that after the model's last norm; of a drafter that looks inside the model, one
+product of those after some of its layers (`taps`). Embedding and vocabulary are the model's, or the head's own.
 
 Its keys and values are one more layer of a row's slot. The pair of hidden state t and token t + 1 has column t. Of n
 computed tokens the first n - 1 columns are complete; the hidden state of the last token is carried (`kv.slots.Carry`)
@@ -15,47 +16,140 @@ block was cut at its row's last token, its last column is another prompt's or em
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
 
 from zmqengine.engine.kv.slots import ArrayShape, KVShape
-from zmqengine.engine.models.architecture import DecoderLayer, Stream
+from zmqengine.engine.models.architecture import Before, DecoderLayer, Mixer, Stream
 from zmqengine.engine.models.attention import PlacedPiece
-from zmqengine.engine.models.decoder import DecoderModel
+from zmqengine.engine.models.decoder import DecoderModel, Passed
 from zmqengine.engine.models.layers import HeadShape, Linear, Norm, Unsupported
-from zmqengine.engine.models.positions import angles
+from zmqengine.engine.models.ops import Ops
+from zmqengine.engine.models.positions import Axes, angles
 from zmqengine.engine.models.tree import arrays_of
 
 
+class Vocabulary(NamedTuple):
+    """What a head has of its own in place of the model's: an `embedding`, and a vocabulary product, whose outputs are
+    the logits of the tokens `targets`, of all in order where it is None."""
+
+    embedding: Linear | None = None
+    product: Linear | None = None
+    targets: mx.array | None = None
+
+
+class PairWeights(Protocol):
+    """Weights of a head: a named tuple of arrays. `taps`: as those of `DecoderModel`; none where it takes the model's
+    output."""
+
+    @property
+    def taps(self) -> Sequence[int]:
+        """See above."""
+        ...
+
+    @property
+    def mixer(self) -> Mixer:
+        """How its layer mixes tokens."""
+        ...
+
+    @property
+    def norm(self) -> Norm:
+        """The norm before its vocabulary product."""
+        ...
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """What it has in place of the model's embedding and vocabulary."""
+        ...
+
+    def states(self, ops: Ops, passed: Passed) -> Any:
+        """The hidden states [tokens, dim] that it takes, of a forward pass of the model."""
+        ...
+
+    def before(self, ops: Ops, embeddings: Any, hidden: Any, positions: Any) -> Before:
+        """From embeddings of tokens and the hidden states before them to queries, keys and values."""
+        ...
+
+    def after(self, ops: Ops, before: Before, mixed: Any) -> tuple[Any, Any]:
+        """The head's output, which takes the place of the hidden state, and the same after its norm."""
+        ...
+
+
 class HeadWeights(NamedTuple):
-    """Weights of a head. `join` [dim, 2 dim] takes the embedding and the hidden state, each after its norm."""
+    """Weights of a model's own head. `join` [dim, 2 dim] takes the embedding and the hidden state, each after its norm."""
 
     embedding_norm: Norm
     hidden_norm: Norm
     join: Linear
     layer: DecoderLayer
     norm: Norm
+    vocabulary: Vocabulary = Vocabulary()
+
+    @property
+    def taps(self) -> Sequence[int]:
+        """See `PairWeights`."""
+        return ()
+
+    @property
+    def mixer(self) -> Mixer:
+        """See `PairWeights`."""
+        return self.layer.mixer
+
+    def states(self, ops: Ops, passed: Passed) -> Any:
+        """See `PairWeights`."""
+        return passed.last
+
+    def before(self, ops: Ops, embeddings: Any, hidden: Any, positions: Any) -> Before:
+        """See `PairWeights`."""
+        pair = [ops.norm(embeddings, self.embedding_norm), ops.norm(hidden, self.hidden_norm)]
+        joined = ops.product(mx.concatenate(pair, axis=-1), self.join)
+        return self.layer.before(ops, Stream(joined), positions)
+
+    def after(self, ops: Ops, before: Before, mixed: Any) -> tuple[Any, Any]:
+        """See `PairWeights`."""
+        outputs = self.layer.after(ops, before, mixed, ()).summed(ops, self.norm)[1]
+        return outputs, outputs
 
 
 class DraftHead:
-    """The head of a decoder, on its operations. `layer`: the number of its keys and values among those of a slot."""
+    """A head of a decoder, on its operations. `layer`: the number of its keys and values among those of a slot."""
 
-    def __init__(self, weights: HeadWeights, decoder: DecoderModel) -> None:
-        mixer = weights.layer.mixer
+    def __init__(self, weights: PairWeights, decoder: DecoderModel) -> None:
+        mixer = weights.mixer
         if not isinstance(mixer, HeadShape):
             raise Unsupported("the head's layer is no attention")
         if decoder.ops.storage().writes_in_place:
             raise Unsupported("kernels that write in place do not compute heads: --kernels mlx does")
-        last = decoder.weights.norm.weight
+        last = weights.norm.weight
         self.weights = weights
         self.shape = KVShape(mixer.key_heads, mixer.dim, mixer.dtype)
         self.carry = ArrayShape(last.shape, last.dtype)
         self.layer = len(decoder.mixing.shapes)
         self.parameter_bytes = sum(array.nbytes for array in arrays_of(weights))
+        self.takes_all = not weights.taps or weights.taps[-1] == len(decoder.layers)
+        """Whether it takes hidden states after the last layer, so that all tokens pass that."""
         self._mixer = mixer
         self._decoder = decoder
         self._attention = decoder.ops.attention([mixer], [self.layer])
+
+    @property
+    def axes(self) -> Axes | None:
+        """Axes of the model, where the head's tokens have three positions."""
+        return None if self.weights.taps else self._decoder.axes
+
+    def embed(self, tokens: mx.array, embeddings: mx.array | None = None) -> mx.array:
+        """The embeddings [tokens, dim] that the head takes, by default those of the model."""
+        of = self.weights.vocabulary.embedding
+        if of is None and embeddings is not None:
+            return embeddings
+        found: mx.array = self._decoder.ops.embed(tokens, of or self._decoder.weights.embedding)
+        return found
+
+    def states(self, passed: Passed) -> mx.array:
+        """The hidden states [tokens, dim] that it takes, of a forward pass of the model."""
+        states: mx.array = self.weights.states(self._decoder.ops, passed)
+        return states
 
     def prime(
         self, pieces: Sequence[PlacedPiece], embeddings: mx.array, hidden: mx.array, positions: mx.array
@@ -65,26 +159,33 @@ class DraftHead:
 
     def advance(
         self, pieces: Sequence[PlacedPiece], tokens: mx.array, hidden: mx.array, positions: mx.array
-    ) -> mx.array:
-        """Outputs [tokens, dim] for pairs of `hidden` states and the `tokens` after them; their product with the
-        vocabulary gives the logits of the tokens after those."""
-        ops, weights = self._decoder.ops, self.weights
-        embeddings = ops.embed(tokens, self._decoder.weights.embedding)
-        before, mixed = self._attend(pieces, embeddings, hidden, positions)
-        outputs: mx.array = weights.layer.after(ops, before, mixed, ()).summed(ops, weights.norm)[1]
-        return outputs
+    ) -> tuple[mx.array, mx.array]:
+        """For pairs of `hidden` states and the `tokens` after them: what takes the place of the hidden states of the
+        next pairs [tokens, dim], and what gives the `logits` of the tokens after those."""
+        before, mixed = self._attend(pieces, self.embed(tokens), hidden, positions)
+        return self.weights.after(self._decoder.ops, before, mixed)
+
+    def logits(self, outputs: mx.array) -> mx.array:
+        """Logits [tokens, vocab] of outputs."""
+        own = self.weights.vocabulary
+        if own.product is None:
+            logits: mx.array = self._decoder.logits(outputs)
+            return logits
+        logits = self._decoder.ops.product(outputs, own.product)
+        if own.targets is None:
+            return logits
+        every = mx.full((len(outputs), self._decoder.weights.head.outputs), -mx.inf, logits.dtype)
+        every[:, own.targets] = logits
+        return every
 
     def _attend(
         self, pieces: Sequence[PlacedPiece], embeddings: mx.array, hidden: mx.array, positions: mx.array
     ) -> Any:
-        ops, weights = self._decoder.ops, self.weights
         turns: Any = positions
         if positions.ndim == 2:
-            assert self._decoder.axes is not None, "the model has three positions for a token"
+            assert self.axes is not None, "the model has three positions for a token"
             assert self._mixer.rotation is not None, "a model with positions rotates by them"
-            turns = angles(positions, self._decoder.axes, self._mixer.rotation)
-        pair = [ops.norm(embeddings, weights.embedding_norm), ops.norm(hidden, weights.hidden_norm)]
-        joined = ops.product(mx.concatenate(pair, axis=-1), weights.join)
-        before = weights.layer.before(ops, Stream(joined), turns)
+            turns = angles(positions, self.axes, self._mixer.rotation)
+        before = self.weights.before(self._decoder.ops, embeddings, hidden, turns)
         layout = self._attention.begin(pieces, hidden.shape[0])
         return before, self._attention.attend(layout, 0, before.mixing)

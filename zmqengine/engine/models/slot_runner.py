@@ -55,7 +55,8 @@ class SlotRunner:
 
     def adapted(self, adapters: StepAdapters) -> SlotRunner:
         """A runner whose rows may have these adapters."""
-        decoder = DecoderModel(adapters.weights, self.decoder.ops, replays=self.decoder.replays)
+        old = self.decoder
+        decoder = DecoderModel(adapters.weights, old.ops, replays=old.replays, taps=old.taps)
         head = None if self.head is None else DraftHead(self.head.weights, decoder)
         runner = SlotRunner(decoder, self._context_tokens, head)
         runner.adapters = adapters
@@ -96,12 +97,14 @@ class SlotRunner:
         ):
             inputs = self._with_images(inputs, ordered, padded, seeing)
         if self.head is None:
-            return chosen.outputs(self.decoder, self.decoder.forward(inputs, layout))
-        every = inputs._replace(wanted=mx.arange(padded))
-        hidden = self.decoder.forward(every, layout)
-        written = self._prime(self.head, ordered, every, hidden)
+            return chosen.outputs(self.decoder, self.decoder.forward(inputs, layout).last)
+        takes_all = self.head.takes_all
+        passed = self.decoder.forward(
+            inputs._replace(wanted=mx.arange(padded)) if takes_all else inputs, layout
+        )
+        written = self._prime(self.head, ordered, inputs, self.head.states(passed))
         # What the head keeps is computed with the outputs, whichever of them the step waits for.
-        (wanted,) = mx.depends([hidden[inputs.wanted]], written)
+        (wanted,) = mx.depends([passed.last[inputs.wanted] if takes_all else passed.last], written)
         return chosen.outputs(self.decoder, wanted)
 
     def _make_room(self, row: Row, tokens: int, computed: int) -> None:
@@ -156,7 +159,7 @@ class SlotRunner:
         self, head: DraftHead, pieces: Sequence[RowPiece], inputs: Inputs, hidden: mx.array
     ) -> list[mx.array]:
         """Write the head's keys and values of all tokens but a row's first, and carry the last hidden state of each
-        row; returns the arrays to compute. `hidden` [tokens, dim] and `inputs` are of the ordered pieces."""
+        row; returns the arrays to compute. `hidden` states [tokens, dim] and `inputs` are of the ordered pieces."""
         carried = _Carried(hidden)
         pairs: list[RowPiece] = []
         tokens: list[np.ndarray] = []
@@ -177,10 +180,8 @@ class SlotRunner:
         if pairs:
             padded = self.decoder.ops.padded(sum(map(len, tokens)))
             index = mx.array(_padded(np.concatenate(tokens), padded))
-            if inputs.embeddings is None:
-                embeddings = self.decoder.ops.embed(inputs.tokens[index], self.decoder.weights.embedding)
-            else:
-                embeddings = inputs.embeddings[index]
+            features = None if inputs.embeddings is None else inputs.embeddings[index]
+            embeddings = head.embed(inputs.tokens[index], features)
             earlier = carried.source()[mx.array(_padded(np.concatenate(before), padded))]
             placed = [_placed(pair) for pair in pairs]
             head.prime(placed, embeddings, earlier, self._head_positions(pairs, padded))
@@ -204,8 +205,9 @@ class SlotRunner:
         for ahead in range(count):
             pairs = [RowPiece(row, row.computed_tokens - 1 + ahead, 1) for row in rows]
             placed = [_placed(pair) for pair in pairs]
-            hidden = head.advance(placed, tokens[spread], hidden, self._head_positions(pairs, padded))
-            tokens = choose(self.decoder.logits(hidden[: len(rows)]), ahead).astype(mx.uint32)
+            positions = self._head_positions(pairs, padded)
+            hidden, outputs = head.advance(placed, tokens[spread], hidden, positions)
+            tokens = choose(head.logits(outputs[: len(rows)]), ahead).astype(mx.uint32)
             drafted.append(tokens)
             # Before the next write, which would copy what this reads: see `engine/kv`.
             mx.eval(tokens, self._head_arrays(pairs))
@@ -220,7 +222,8 @@ class SlotRunner:
 
     def _head_positions(self, pairs: Sequence[RowPiece], padded: int) -> mx.array:
         """Positions of the hidden states of pairs."""
-        if self.decoder.axes is not None and any(pair.row.positions is not None for pair in pairs):
+        assert self.head is not None, "the model has a head"
+        if self.head.axes is not None and any(pair.row.positions is not None for pair in pairs):
             return mx.array(_three_positions(pairs, padded))
         return mx.array(_positions(pairs, padded))
 
