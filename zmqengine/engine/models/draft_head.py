@@ -1,9 +1,9 @@
 """A head that drafts: one more layer behind the model's last one (multi-token prediction, EAGLE-3).
 
-From the hidden state of token t and token t + 1 a head predicts token t + 2: both are normed, joined, and pass a decoder
-layer and a norm. For the token after that, the head's own output takes the place of the hidden state. What is the hidden
-state differs: of a model's own head, that after the model's last norm; of a drafter that looks inside the model, one
-product of those after some of its layers (`taps`). Embedding and vocabulary are the model's, or the head's own.
+From the hidden state of token t and token t + 1 a head predicts token t + 2: both are normed, joined, and pass a
+decoder layer and a norm. For the token after that, the head's own output takes the place of the hidden state. A model's
+own head takes the hidden state after the model's last norm; a drafter that looks inside the model takes one product of
+those after some of its layers (`taps`). Embedding and vocabulary are the model's, or the head's own.
 
 Its keys and values are one more layer of a row's slot. The pair of hidden state t and token t + 1 has column t. Of n
 computed tokens the first n - 1 columns are complete; the hidden state of the last token is carried (`kv.slots.Carry`)
@@ -77,7 +77,7 @@ class PairWeights(Protocol):
 
 
 class HeadWeights(NamedTuple):
-    """Weights of a model's own head. `join` [dim, 2 dim] takes the embedding and the hidden state, each after its norm."""
+    """Weights of a model's own head. `join` [dim, 2 dim] takes embedding and hidden state, each after its norm."""
 
     embedding_norm: Norm
     hidden_norm: Norm

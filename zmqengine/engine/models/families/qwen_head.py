@@ -10,16 +10,13 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear as LinearModule
 from mlx.nn.layers.normalization import RMSNorm
-from mlx.nn.layers.quantized import quantize
 
 from zmqengine.engine.models.draft_head import HeadWeights
 from zmqengine.engine.models.families import qwen_next
-from zmqengine.engine.models.families.reading import expect_products, linear_of, norm_of
+from zmqengine.engine.models.families.reading import expect_products, linear_of, norm_of, quantise
 from zmqengine.engine.models.layers import Unsupported
 
 MODULES = qwen_next.MODULES
-# Modes of quantised weights without biases, by bits and group size.
-_MODES = {(4, 32): "mxfp4", (4, 16): "nvfp4", (8, 32): "mxfp8"}
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.(\w+)")
 
 
@@ -32,7 +29,7 @@ def read(model: Any, tensors: Mapping[str, mx.array], *, is_raw: bool) -> HeadWe
         named = {name: array + 1 if _is_norm(name, array) else array for name, array in named.items()}
     named = {name: array.astype(dtype) if _is_float(array) else array for name, array in named.items()}
     head = _module(model, named)
-    _quantise(head, named)
+    quantise(head, named)
     try:
         head.load_weights(list(named.items()), strict=True)
     except ValueError as error:
@@ -67,24 +64,6 @@ def _module(model: Any, named: Mapping[str, mx.array]) -> Any:
     head.layers = [type(layers[number])(model.args, number)]
     head.norm = RMSNorm(dim, eps)
     return head
-
-
-def _quantise(head: Any, named: Mapping[str, mx.array]) -> None:
-    """Make modules quantised whose tensors are, by the shapes of these."""
-
-    def packing(path: str, module: Any) -> Any:
-        scales = named.get(f"{path}.scales")
-        if scales is None or not hasattr(module, "to_quantized"):
-            return False
-        inputs = module.weight.shape[-1]
-        bits = named[f"{path}.weight"].shape[-1] * 32 // inputs
-        group_size = inputs // scales.shape[-1]
-        mode = "affine" if f"{path}.biases" in named else _MODES.get((bits, group_size))
-        if mode is None:
-            raise Unsupported(f"weights of the head have {bits} bits in groups of {group_size}")
-        return {"bits": bits, "group_size": group_size, "mode": mode}
-
-    quantize(head, class_predicate=packing)
 
 
 def _split(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:

@@ -7,7 +7,7 @@ and needs no memory of its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -16,7 +16,7 @@ from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear as LinearModule
 from mlx.nn.layers.normalization import RMSNorm
 from mlx.nn.layers.positional_encoding import RoPE
-from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
+from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear, quantize
 
 from zmqengine.engine.models.architecture import DecoderLayer, DecoderWeights
 from zmqengine.engine.models.layers import (
@@ -38,6 +38,8 @@ from zmqengine.engine.models.mlx_lm import (
 
 _PLAIN = (LinearModule, Embedding, SwitchLinear)
 _QUANTISED = (QuantizedLinear, QuantizedEmbedding, QuantizedSwitchLinear)
+# Modes of quantised weights without biases, by bits and group size.
+_MODES = {(4, 32): "mxfp4", (4, 16): "nvfp4", (8, 32): "mxfp8"}
 
 
 def expect_parts(module: Any, *names: str, optional: Sequence[str] = ()) -> None:
@@ -199,3 +201,21 @@ def with_view(linear: Linear) -> Linear:
     transposed = linear.weight.swapaxes(-1, -2)
     mx.eval(transposed)
     return linear._replace(transposed=transposed)
+
+
+def quantise(module: Any, named: Mapping[str, mx.array]) -> None:
+    """Make the parts of a module quantised whose tensors are, by the shapes of these."""
+
+    def packing(path: str, part: Any) -> Any:
+        scales = named.get(f"{path}.scales")
+        if scales is None or not hasattr(part, "to_quantized"):
+            return False
+        inputs = part.weight.shape[-1]
+        bits = named[f"{path}.weight"].shape[-1] * 32 // inputs
+        group_size = inputs // scales.shape[-1]
+        mode = "affine" if f"{path}.biases" in named else _MODES.get((bits, group_size))
+        if mode is None:
+            raise Unsupported(f"weights of the head have {bits} bits in groups of {group_size}")
+        return {"bits": bits, "group_size": group_size, "mode": mode}
+
+    quantize(module, class_predicate=packing)
