@@ -30,9 +30,9 @@ from zmqengine.engine.models.positions import Axes, angles
 from zmqengine.engine.models.tree import arrays_of
 
 
-class Vocabulary(NamedTuple):
-    """What a head has of its own in place of the model's: an `embedding`, and a vocabulary product, whose outputs are
-    the logits of the tokens `targets`, of all in order where it is None."""
+class HeadVocabulary(NamedTuple):
+    """Weights in place of the model's: an `embedding`, and a vocabulary `product`, whose outputs are the logits of the
+    tokens `targets`; None for all in order."""
 
     embedding: Linear | None = None
     product: Linear | None = None
@@ -59,8 +59,8 @@ class PairWeights(Protocol):
         ...
 
     @property
-    def vocabulary(self) -> Vocabulary:
-        """What it has in place of the model's embedding and vocabulary."""
+    def vocabulary(self) -> HeadVocabulary:
+        """Weights in place of the model's embedding and vocabulary."""
         ...
 
     def states(self, ops: Ops, passed: Passed) -> Any:
@@ -84,7 +84,7 @@ class HeadWeights(NamedTuple):
     join: Linear
     layer: DecoderLayer
     norm: Norm
-    vocabulary: Vocabulary = Vocabulary()
+    vocabulary: HeadVocabulary = HeadVocabulary()
 
     @property
     def taps(self) -> Sequence[int]:
