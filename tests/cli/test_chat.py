@@ -235,6 +235,23 @@ def test_one_question_is_answered_and_that_is_all(
     assert run("chat", "-w", worker.name, "-n", "4", "--no-log", "Hello there").returncode == 0
     assert len(list((tmp_path / "zmqengine" / "talks").iterdir())) == 1
     assert run("chat", "-w", worker.name, "--set", "x").returncode == 2
+
+
+@pytest.mark.process
+def test_a_talk_without_a_server_loads_its_model_and_frees_it(
+    short_directory: str,
+    run: Callable[..., subprocess.CompletedProcess[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """One line from nothing to an answer; a model that this machine lacks is named with those that it has."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    ran = run("chat", "--no-log", "Hello")
+    assert (ran.returncode, ran.stdout) == (0, "Hello! How can I help you?\n"), ran.stderr
+    assert "no worker runs: pico is loaded for this talk" in ran.stderr
+    assert "pico is a toy: `zmqengine pull mlx-community/" in ran.stderr
+    assert not [path for path in Path(short_directory).iterdir() if path.name.startswith("chat-")]
     refused = run("chat", "nobody", "Hello there")
     assert refused.returncode == 1
-    assert "zmqengine serve" in refused.stderr
+    assert "'nobody' does not exist; there are pico" in refused.stderr

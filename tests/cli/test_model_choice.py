@@ -63,9 +63,9 @@ def test_one_word_is_a_question_unless_it_is_spelt_like_a_model(
     monkeypatch: pytest.MonkeyPatch, words: list[str], model: str, question: list[str]
 ) -> None:
     """`zmqengine chat Hello` said that there is no model of this name."""
-    monkeypatch.setattr(model_choice, "_models", lambda: [PICO, TOOLS, EYE])
+    models = [PICO, TOOLS, EYE]
     monkeypatch.setattr(model_choice, "stand_in", lambda: "ipc:///launcher")
     target = WorkerTarget(None)
-    chosen, asked = split_question(target, words)
+    chosen, asked = split_question(target, words, models)
     assert (chosen.model, asked) == (model, question)
-    assert split_question(WorkerTarget("a-worker"), words) == (WorkerTarget("a-worker"), words)
+    assert split_question(WorkerTarget("a-worker"), words, models) == (WorkerTarget("a-worker"), words)

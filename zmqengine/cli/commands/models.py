@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from zmqengine.checkpoint.estimate import LEAST_TOKENS, ModelCheckpoint, open_checkpoint
+from zmqengine.checkpoint.first_models import advice
 from zmqengine.checkpoint.on_disk import Found, find_models, hub_cache
 from zmqengine.checkpoint.other_programs import Foreign, foreign_models
 from zmqengine.checkpoint.weights import CheckpointError
@@ -50,7 +51,8 @@ def models(directories: tuple[Path, ...], memory_limit: int | None, as_json: boo
         if document.get("missing_head"):
             click.echo(f"{document['model']}: {document['missing_head']}", err=True)
     if len(documents) == len(BUNDLED):
-        click.echo(f"\nnothing fetched in {hub_cache()} yet: zmqengine pull OWNER/NAME", err=True)
+        fetched = advice(limit) or "zmqengine pull OWNER/NAME fetches one"
+        click.echo(f"\nonly toys here, and nothing in {hub_cache()} yet: {fetched}", err=True)
 
 
 def _document(found: Found, limit: int) -> dict[str, object]:

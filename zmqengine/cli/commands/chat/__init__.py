@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from zmqengine.cli.commands.chat.conversation import Conversation
-from zmqengine.cli.commands.chat.model_choice import split_question
+from zmqengine.cli.commands.chat.model_choice import models_for, split_question, worker_for
 from zmqengine.cli.commands.chat.slash import TerminalChat
 from zmqengine.cli.commands.chat.talks import find_talks, load_talk, new_name
 from zmqengine.cli.flags import WorkerTarget, generation_options, given, model_option, worker_options
@@ -70,18 +70,22 @@ def chat(
     """Talk with a model, or ask it one QUESTION and exit.
 
     The first argument is the MODEL of `zmqengine serve`, unless --model or --worker names one or it has a space.
-    Without one a model that is loaded answers, or the largest that this machine can load. A QUESTION of - is standard
-    input. /help inside lists further commands.
+    Without one a model that is loaded answers, or the largest that this machine can load. Where neither `zmqengine
+    serve` nor a worker runs, the model is loaded for this talk alone. A QUESTION of - is standard input. /help inside
+    lists further commands.
     """
     if words:
         for line in find_talks(words):
             click.echo(line)
         return 0
-    target, asked = split_question(target, arguments)
+    models = models_for(target)
+    target, asked = split_question(target, arguments, models)
     question = _question(asked, files)
     is_talk = question is not None or sys.stdin.isatty()
-    conversation = Conversation(target, system, given(options) | {"max_tokens": max_tokens})
-    with conversation:
+    with (
+        worker_for(target, models) as worker,
+        Conversation(worker, system, given(options) | {"max_tokens": max_tokens}) as conversation,
+    ):
         session = TerminalChat(conversation, new_name() if is_talk and not no_log else "", stats=stats)
         if loaded is not None:
             conversation.resume(load_talk(loaded).messages)

@@ -1,27 +1,39 @@
-"""The model of a talk that names none, and whether a word is a model's name or a question."""
+"""The model of a talk that names none, its worker, and whether a word is a model's name or a question."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
-from collections.abc import Sequence
+import functools
+import os
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 
+import click
+
+from zmqengine.checkpoint.first_models import advice
 from zmqengine.cli.connection import launched_models
 from zmqengine.cli.flags import WorkerTarget
+from zmqengine.cli.quantities import shown
+from zmqengine.cli.started_worker import started_worker
+from zmqengine.errors import ConfigError, UnknownModel
 from zmqengine.pico import BUNDLED
-from zmqengine.protocol.launcher import ModelEntry, stand_in
+from zmqengine.protocol.addresses import base_directory, ipc_path, is_listened_to, resolve
+from zmqengine.protocol.launcher import DIRECTORY, ModelEntry, launcher_address, no_such_model, stand_in
 
 
-def split_question(target: WorkerTarget, arguments: Sequence[str]) -> tuple[WorkerTarget, list[str]]:
+def split_question(
+    target: WorkerTarget, arguments: Sequence[str], models: Sequence[ModelEntry]
+) -> tuple[WorkerTarget, list[str]]:
     """The worker or model, and the words of the question.
 
     The first argument names the model, unless an option does or it has a space. Alone it is a question, too, where
-    it is not spelt like a model of the launcher.
+    it is not spelt like one of `models`.
     """
     asked = list(arguments)
     if target.address is not None or target.model is not None:
         return target, asked
-    models = _models()
     if (
         asked
         and asked[0] != "-"
@@ -29,7 +41,9 @@ def split_question(target: WorkerTarget, arguments: Sequence[str]) -> tuple[Work
         and (len(asked) > 1 or _is_spelt_alike(asked[0], models))
     ):
         return dataclasses.replace(target, model=asked[0]), asked[1:]
-    return dataclasses.replace(target, model=first_choice(models) if stand_in() else None), asked
+    # Models are listed also where a worker runs by default: it is asked then.
+    is_choice = stand_in() is not None or runs_nothing(target)
+    return dataclasses.replace(target, model=first_choice(models) if is_choice else None), asked
 
 
 def first_choice(models: Sequence[ModelEntry]) -> str | None:
@@ -48,9 +62,76 @@ def first_choice(models: Sequence[ModelEntry]) -> str | None:
     return max(usable, key=rank).name if usable else None
 
 
-def _models() -> Sequence[ModelEntry]:
+def models_for(target: WorkerTarget) -> Sequence[ModelEntry]:
+    """The models of this user's launcher, or where nothing runs those that this machine could load."""
+    if runs_nothing(target):
+        return _models_of_this_machine()
     listed = launched_models()
     return listed.models if listed is not None else ()
+
+
+def runs_nothing(target: WorkerTarget) -> bool:
+    """Whether a talk has to load its model: no worker is named, none runs by default, no launcher does, MLX is here."""
+    if target.address or target.client_key or target.server_key or os.environ.get("ZMQENGINE_ADDRESS"):
+        return False
+    addresses = (resolve(None), launcher_address())
+    return find_spec("mlx") is not None and not any(is_listened_to(ipc_path(each)) for each in addresses)
+
+
+@contextlib.contextmanager
+def worker_for(target: WorkerTarget, models: Sequence[ModelEntry]) -> Iterator[WorkerTarget]:
+    """The worker to talk with: that of `target`, or where nothing runs one that ends with the talk."""
+    if not runs_nothing(target):
+        yield target
+        return
+    entry = next((each for each in models if target.model in (each.name, *each.aliases)), None)
+    if entry is None:
+        raise UnknownModel(no_such_model(target.model or "", [each.name for each in models]))
+    if entry.never:
+        raise ConfigError(f"{entry.name} cannot be loaded here: {entry.never}")
+    click.echo(
+        f"no worker runs: {entry.name} is loaded for this talk; `zmqengine serve` keeps models for every program",
+        err=True,
+    )
+    if all(each.path in BUNDLED for each in models) and (fetched := advice(_limit_bytes())):
+        click.echo(f"{entry.name} is a toy: {fetched}", err=True)
+    with started_worker(entry.path) as (name, _):
+        yield WorkerTarget(name)
+
+
+@functools.cache
+def _limit_bytes() -> int:
+    from zmqengine.doctor.machine import look_at_machine
+
+    limit = look_at_machine().limit_bytes
+    if not limit:
+        raise ConfigError("no worker runs, and MLX does not work here: zmqengine doctor says why")
+    return limit
+
+
+def _models_of_this_machine() -> Sequence[ModelEntry]:
+    from zmqengine.serve.entries import read_offer
+
+    limit = _limit_bytes()
+    entries = read_offer([], base_directory() / DIRECTORY, {}).entries.values()
+    return [
+        ModelEntry(
+            entry.name,
+            "unloaded",
+            "",
+            aliases=list(entry.aliases),
+            path=entry.config.model,
+            capabilities=list(entry.capabilities),
+            need_bytes=entry.need_bytes,
+            never=entry.never
+            or (
+                f"it needs {shown(entry.need_bytes)}, {shown(limit)} are there"
+                if entry.need_bytes > limit
+                else ""
+            ),
+        )
+        for entry in entries
+    ]
 
 
 def _is_spelt_alike(word: str, models: Sequence[ModelEntry]) -> bool:

@@ -10,30 +10,24 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import IO, Any
+from typing import Any
 
 import click
 
 from zmqengine.cli.commands.demo.images import ask_about_images
 from zmqengine.cli.commands.demo.tools import run_tools
-from zmqengine.cli.connection import loading
-from zmqengine.cli.progress_line import ProgressLine
-from zmqengine.errors import NotReady, WorkerLost
+from zmqengine.cli.started_worker import end, started_worker
 from zmqengine.python_child import python_command, python_environment
-from zmqengine_client import Client
 from zmqengine_client.images.decoding import NO_PILLOW
 
 PROMPTS = ("Once upon a time", "There was once")
 _DRAW_EVERY_S = 1 / 30
 _CRASH_AFTER_CHUNKS = 10
-_END_WITHIN_S = 20.0
-_LOOK_EVERY_S = 0.5
 
 
 @click.command()
@@ -52,9 +46,8 @@ def demo(model: str | None, max_tokens: int, seed: int, crash: bool, tools: bool
         raise click.UsageError("--crash, --tools and --image are three demonstrations: choose one")
     if image and find_spec("PIL") is None:
         raise click.UsageError(NO_PILLOW)
-    name = f"demo-{os.getpid()}"
     model = model or ("pico-tools" if tools else "pico-eye" if image else "pico")
-    with _worker(name, model) as worker_pid:
+    with started_worker(model) as (name, worker_pid):
         click.echo(f"worker: process {worker_pid}, model {model}", err=True)
         if tools:
             figures = run_tools(name, max_tokens)
@@ -113,37 +106,6 @@ class _FrontEnd:
 
 
 @contextlib.contextmanager
-def _worker(name: str, model: str) -> Iterator[int]:
-    """A worker of this name for the duration of the block; yields the process id of its engine."""
-    command = [*python_command("zmqengine.cli.main", "worker", "--name", name, "--model", model)]
-    command += ["--die-with-parent", "--log-level", "error"]
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(
-            command,
-            env=python_environment(),
-            stdin=subprocess.DEVNULL,
-            stderr=log,
-            start_new_session=True,
-        )
-        try:
-            with Client(name, name="demo") as client, ProgressLine(lambda: loading(client)):
-                pid = _wait_ready(client, process, log)
-            yield pid
-        finally:
-            _end(process)
-
-
-def _wait_ready(client: Client, process: subprocess.Popen[bytes], log: IO[str]) -> int:
-    """Wait until the worker is ready or its process has ended; returns the process id of its engine."""
-    while True:
-        try:
-            return client.wait_ready(timeout_s=_LOOK_EVERY_S).pid
-        except (WorkerLost, NotReady):
-            if process.poll() is not None:
-                raise click.ClickException(_last_line(log) or "the worker ended without a word") from None
-
-
-@contextlib.contextmanager
 def _front_ends(name: str, max_tokens: int, seed: int) -> Iterator[list[_FrontEnd]]:
     """Two front-end processes that are connected and wait to be started."""
     front_ends: list[_FrontEnd] = []
@@ -164,7 +126,7 @@ def _front_ends(name: str, max_tokens: int, seed: int) -> Iterator[list[_FrontEn
         yield front_ends
     finally:
         for front_end in front_ends:
-            _end(front_end.process)
+            end(front_end.process)
 
 
 def _stream(front_ends: list[_FrontEnd], crash_pid: int | None) -> None:
@@ -204,22 +166,6 @@ def _report(front_ends: list[_FrontEnd]) -> None:
             f"front-end {front_end.process.pid}: {figures['tokens']} tokens, "
             f"{figures['tokens_per_s']:.0f} tokens/s, first token after {figures['first_ms']:.0f} ms{resumed}"
         )
-
-
-def _end(process: subprocess.Popen[Any]) -> None:
-    if process.poll() is None:
-        process.terminate()
-    try:
-        process.wait(_END_WITHIN_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def _last_line(log: IO[str]) -> str:
-    log.seek(0)
-    lines = log.read().split("\n")
-    return next((line for line in reversed(lines) if line.strip()), "").removeprefix("zmqengine worker: ")
 
 
 _BETWEEN = " | "
