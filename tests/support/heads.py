@@ -13,11 +13,14 @@ from mlx.nn.layers.normalization import RMSNorm
 from mlx.utils import tree_flatten
 
 from tests.support.drafts import Widths, even_costs
-from tests.support.engines import make_engine, runner_of
+from tests.support.engines import make_engine
 from tests.support.models import VOCAB_SIZE, build_model
 from zmqengine.bench.models.small_models import ARCHITECTURES
+from zmqengine.engine.models.decoder import DecoderModel
 from zmqengine.engine.models.draft_head import DraftHead
-from zmqengine.engine.models.families import read_head
+from zmqengine.engine.models.families import HEAD_FORMS, read_head, read_weights
+from zmqengine.engine.models.families.heads import HeadForm
+from zmqengine.engine.models.ops import PlainOps
 from zmqengine.engine.models.slot_runner import SlotRunner
 from zmqengine.engine.row import Row
 from zmqengine.engine.speculation.head_drafts import HeadDrafts
@@ -25,15 +28,16 @@ from zmqengine.engine.speculation.speculator import Speculator
 
 
 def head_module(model: Any, seed: int = 0) -> Any:
-    """A head with random weights, of mlx-lm's modules."""
+    """A head with random weights, of mlx-lm's modules, with a layer like the model's last one with attention."""
     text = getattr(model, "language_model", model)
-    number = next(index for index, layer in enumerate(text.model.layers) if not layer.is_linear)
-    dim = text.args.hidden_size
+    number = max(index for index, layer in enumerate(text.model.layers) if "self_attn" in layer)
+    dim, eps = text.args.hidden_size, text.args.rms_norm_eps
+    layer = type(text.model.layers[number])
     head: Any = Module()
-    head.pre_fc_norm_embedding, head.pre_fc_norm_hidden = RMSNorm(dim, 1e-6), RMSNorm(dim, 1e-6)
-    head.fc = Linear(2 * dim, dim, bias=False)
-    head.layers = [type(text.model.layers[number])(text.args, number)]
-    head.norm = RMSNorm(dim, 1e-6)
+    head.embedding_norm, head.hidden_norm = RMSNorm(dim, eps), RMSNorm(dim, eps)
+    head.join = Linear(2 * dim, dim, bias=False)
+    head.layer = layer(text.args, number) if form_of(model).numbered else layer(text.args)
+    head.norm = RMSNorm(dim, eps)
     mx.random.seed(seed)
     named: Any = tree_flatten(head.parameters())
     head.load_weights(
@@ -44,6 +48,12 @@ def head_module(model: Any, seed: int = 0) -> Any:
     )
     mx.eval(head.parameters())
     return head
+
+
+def form_of(model: Any) -> HeadForm:
+    """The form of the heads of the model's family."""
+    text = getattr(model, "language_model", model)
+    return HEAD_FORMS[type(text).__module__.rpartition(".")[2]]
 
 
 def right_model_and_head() -> tuple[Any, Any]:
@@ -62,25 +72,32 @@ def right_model_and_head() -> tuple[Any, Any]:
     embedding.weight = mx.fast.rms_norm(embedding.weight, None, 0.0)
     head = head_module(model)
     dim = text.args.hidden_size
-    head.fc.weight = mx.concatenate([mx.eye(dim), mx.zeros((dim, dim))], axis=-1)
-    head.pre_fc_norm_embedding.weight = mx.ones(dim)
+    head.join.weight = mx.concatenate([mx.eye(dim), mx.zeros((dim, dim))], axis=-1)
+    head.embedding_norm.weight = mx.ones(dim)
     named: Any = tree_flatten(text.model.layers[-1].parameters())
-    head.layers[0].load_weights(named)
+    head.layer.load_weights(named)
     head.norm.weight = text.model.norm.weight
     mx.eval(model.parameters(), head.parameters())
     return model, head
 
 
-def tensors_of_head(head: Any) -> dict[str, mx.array]:
-    """The tensors of a head by their names within it, copied: reading a model joins some."""
+def tensors_of_head(model: Any, head: Any) -> dict[str, mx.array]:
+    """The tensors of a model's head by its family's names, copied: reading a model joins some."""
     named: Any = tree_flatten(head.parameters())
-    return {name: mx.array(np.array(array)) for name, array in named}
+    form = form_of(model)
+    names = {part: getattr(form, part) for part in ("embedding_norm", "hidden_norm", "join", "norm")}
+
+    def family_name(name: str) -> str:
+        part, _, within = name.partition(".")
+        return f"{form.layer}{within}" if part == "layer" else f"{names[part]}.{within}"
+
+    return {family_name(name): mx.array(np.array(array)) for name, array in named}
 
 
 def headed_runner(model: Any, head: Any) -> SlotRunner:
     """A runner of the model that has the head."""
-    decoder = runner_of(model).decoder
-    weights = read_head(model, tensors_of_head(head), is_raw=False)
+    decoder = DecoderModel(read_weights(model), PlainOps())
+    weights = read_head(model, tensors_of_head(model, head))
     return SlotRunner(decoder, 2048, DraftHead(weights, decoder))
 
 
@@ -107,8 +124,10 @@ def expected_drafts(model: Any, head: Any, row: Row, count: int) -> list[int]:
     tokens = list(row.tokens[1:])
     for _ in range(count):
         embedded = text.model.embed_tokens(mx.array([tokens]))
-        pair = [head.pre_fc_norm_embedding(embedded), head.pre_fc_norm_hidden(hidden)]
-        output = head.norm(head.layers[0](head.fc(mx.concatenate(pair, axis=-1)), mask="causal"))
+        pair = [head.embedding_norm(embedded), head.hidden_norm(hidden)]
+        if form_of(model).hidden_first:
+            pair.reverse()
+        output = head.norm(head.layer(head.join(mx.concatenate(pair, axis=-1)), mask="causal"))
         last = output[:, -1:]
         tied = text.args.tie_word_embeddings
         logits = text.model.embed_tokens.as_linear(last) if tied else text.lm_head(last)

@@ -11,28 +11,33 @@ from typing import Any
 
 from zmqengine.checkpoint.weights import tensors_of
 
-HEAD_TYPES = ("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
-"""Types of models whose heads are read."""
 _PROMISES = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
-_NAMES = "mtp."
+# How the names of a head's tensors begin, by the type of models whose heads are read.
+_BEGINNINGS = {
+    **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"), "mtp."),
+    # One layer more than the config counts.
+    "glm4_moe": "model.layers.{num_hidden_layers}.",
+    # Of several heads, each for one token, the first.
+    "mimo": "model.mtp_layers.0.",
+}
 
 
-def head_name(name: str) -> str | None:
+def head_beginning(config: Mapping[str, Any]) -> str | None:
+    """How the names of the tensors of a model's head begin; None for a type of models whose heads are not read."""
+    beginning = _BEGINNINGS.get(str(config.get("model_type")))
+    return None if beginning is None else beginning.format_map(_Told(config))
+
+
+def head_name(name: str, beginning: str) -> str | None:
     """The name of a tensor within its head; None for one of the rest of the model."""
-    before, mark, within = name.partition(_NAMES)
+    before, mark, within = name.partition(beginning)
     return within if mark and (not before or before.endswith(".")) else None
 
 
-def head_files(directory: Path) -> list[Path]:
+def head_files(directory: Path, beginning: str) -> list[Path]:
     """The files that have tensors of a head, in the model's shards or beside them. Raises `CheckpointError`."""
-    return sorted({each.file for name, each in tensors_of(directory).items() if head_name(name) is not None})
-
-
-def is_raw(directory: Path) -> bool:
-    """Whether the weights are as they were published: convolutions in torch's layout, norms with 1 left out."""
-    return any(
-        "conv1d.weight" in name and each.shape[-1] != 1 for name, each in tensors_of(directory).items()
-    )
+    tensors = tensors_of(directory).items()
+    return sorted({each.file for name, each in tensors if head_name(name, beginning) is not None})
 
 
 def missing_head(directory: Path, config: Mapping[str, Any]) -> str:
@@ -40,6 +45,14 @@ def missing_head(directory: Path, config: Mapping[str, Any]) -> str:
     text = config.get("text_config")
     told = {**(text if isinstance(text, dict) else {}), **config}
     promise = next((name for name in _PROMISES if told.get(name)), None)
-    if config.get("model_type") not in HEAD_TYPES or promise is None or head_files(directory):
+    beginning = head_beginning(config)
+    if beginning is None or promise is None or head_files(directory, beginning):
         return ""
     return f"its config has {promise}, and its files have no such head: the conversion dropped it"
+
+
+class _Told(dict[str, Any]):
+    """A config in which a missing number is no error: no tensor has such a name."""
+
+    def __missing__(self, key: str) -> str:
+        return "?"

@@ -261,12 +261,16 @@ def _open_model(
     ops, reference = find_ops(options.kernels)
     # A draft model that the operator names drafts in its place.
     uses_head = options.speculate == "auto" and options.draft is None
+    head = read_head_tensors(loaded.directory) if uses_head else None
+    if head is not None and not ops.on_mlx:
+        # A draft saves more than NumPy does.
+        ops = reference = PlainOps()
     return open_model(
         loaded.model,
         ops,
         reference,
         saved,
-        head=read_head_tensors(loaded.directory) if uses_head else None,
+        head=head,
         context_tokens=loaded.info.context_tokens,
         parameter_bytes=loaded.info.parameter_bytes,
         rows_max=options.rows_max,

@@ -57,6 +57,7 @@ FAMILY: dict[str, dict[str, Any]] = {
     "gemma4, mixture": ARCHITECTURES["gemma4 mixture"],
     "gpt_oss": ARCHITECTURES["gpt_oss"],
     "glm4_moe": ARCHITECTURES["glm4_moe"],
+    "mimo": ARCHITECTURES["mimo"],
     "qwen3_5": ARCHITECTURES["qwen3_5"],
     "qwen3_5, mixture": ARCHITECTURES["qwen3_5 mixture"],
     "qwen3_next": ARCHITECTURES["qwen3_next"],

@@ -59,7 +59,7 @@ def requests(rows: int, tokens: int) -> list[RowRequest]:
     ]
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5 mixture", "qwen3_next"])
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5 mixture", "qwen3_next", "glm4_moe", "mimo"])
 def test_drafts_are_those_that_follow_from_all_tokens_at_once(name):
     """Whatever the head knows of a row came in chunks, verify blocks, beside others, or with a parked row."""
     model = build_model(ARCHITECTURES[name])

@@ -182,6 +182,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "rope_scaling": None,
         "tie_word_embeddings": False,
     },
+    "mimo": {**_BASE, "model_type": "mimo", "tie_word_embeddings": False},
     # Three of four layers have the gated delta rule, whose state does not grow with the text.
     "qwen3_5": {**_DELTA, "model_type": "qwen3_5", "tie_word_embeddings": True},
     "qwen3_5 mixture": {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,6 @@ from zmqengine.engine.autotune.products import tune_products
 from zmqengine.engine.autotune.saved_choices import SavedChoices
 from zmqengine.engine.cpu import numpy_ops
 from zmqengine.engine.host.rounding import differ_by_rounding
-from zmqengine.engine.load.head_tensors import HeadTensors
 from zmqengine.engine.load.probe import ROWS, probe, rows_of, steps_of
 from zmqengine.engine.models.architecture import DecoderWeights
 from zmqengine.engine.models.attention import WIDTH_MAX
@@ -65,7 +64,7 @@ def open_model(
     rows_max: int = 32,
     seconds_max: float = 0.0,
     replays: bool = False,
-    head: HeadTensors | None = None,
+    head: Mapping[str, mx.array] | None = None,
     report: Report = lambda stage, fraction: None,
 ) -> OpenedModel:
     """Our decoder on `ops` for a model of mlx-lm; mlx-lm's own code where the decoder does not support it or differs.
@@ -132,13 +131,13 @@ def open_model(
 
 
 def _open_head(
-    model: Any, tensors: HeadTensors | None, decoder: DecoderModel, facts: dict[str, str]
+    model: Any, tensors: Mapping[str, mx.array] | None, decoder: DecoderModel, facts: dict[str, str]
 ) -> DraftHead | None:
     """The head of a model, if it has one that is supported; says so in `facts`."""
     if tensors is None:
         return None
     try:
-        head = DraftHead(read_head(model, tensors.arrays, is_raw=tensors.is_raw), decoder)
+        head = DraftHead(read_head(model, tensors), decoder)
     except Unsupported as error:
         log.warning("the model's own head does not draft", extra={"reason": str(error)})
         facts["draft_head"] = f"not used: {error}"

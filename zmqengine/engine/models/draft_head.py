@@ -77,13 +77,15 @@ class PairWeights(Protocol):
 
 
 class HeadWeights(NamedTuple):
-    """Weights of a model's own head. `join` [dim, 2 dim] takes embedding and hidden state, each after its norm."""
+    """Weights of a model's own head. `join` [dim, 2 dim] takes embedding and hidden state, each after its norm;
+    `hidden_first`: hidden state and embedding."""
 
     embedding_norm: Norm
     hidden_norm: Norm
     join: Linear
     layer: DecoderLayer
     norm: Norm
+    hidden_first: bool = False
     vocabulary: HeadVocabulary = HeadVocabulary()
 
     @property
@@ -103,6 +105,8 @@ class HeadWeights(NamedTuple):
     def before(self, ops: Ops, embeddings: Any, hidden: Any, positions: Any) -> Before:
         """See `PairWeights`."""
         pair = [ops.norm(embeddings, self.embedding_norm), ops.norm(hidden, self.hidden_norm)]
+        if self.hidden_first:
+            pair.reverse()
         joined = ops.product(mx.concatenate(pair, axis=-1), self.join)
         return self.layer.before(ops, Stream(joined), positions)
 
@@ -119,6 +123,8 @@ class DraftHead:
         mixer = weights.mixer
         if not isinstance(mixer, HeadShape):
             raise Unsupported("the head's layer is no attention")
+        if not decoder.ops.on_mlx:
+            raise Unsupported("NumPy does not compute heads")
         if decoder.ops.storage().writes_in_place:
             raise Unsupported("kernels that write in place do not compute heads: --kernels mlx does")
         last = weights.norm.weight

@@ -9,10 +9,16 @@ import mlx.core as mx
 
 from zmqengine.engine.models.architecture import DecoderWeights
 from zmqengine.engine.models.draft_head import HeadWeights
-from zmqengine.engine.models.families import gemma, glm4_moe, gpt_oss, lfm2, llama, qwen_head, qwen_next
+from zmqengine.engine.models.families import gemma, glm4_moe, gpt_oss, heads, lfm2, llama, qwen_next
 from zmqengine.engine.models.layers import Unsupported
 
 _FAMILIES = (llama, gemma, gpt_oss, glm4_moe, qwen_next, lfm2)
+HEAD_FORMS = {
+    **dict.fromkeys(qwen_next.MODULES, qwen_next.HEAD),
+    **dict.fromkeys(glm4_moe.MODULES, glm4_moe.HEAD),
+    "mimo": llama.MIMO_HEAD,
+}
+"""Heads, by mlx-lm's module of the model."""
 
 
 def read_weights(model: Any, *, in_columns: bool = False) -> DecoderWeights:
@@ -32,13 +38,11 @@ def read_weights(model: Any, *, in_columns: bool = False) -> DecoderWeights:
     raise Unsupported(f"{name} is another architecture")
 
 
-def read_head(model: Any, tensors: Mapping[str, mx.array], *, is_raw: bool) -> HeadWeights:
-    """The weights of the head of such a model, by its tensors, named within it. Raises Unsupported.
-
-    `is_raw`: they are as they were published, not as mlx-lm converts them.
-    """
+def read_head(model: Any, tensors: Mapping[str, mx.array]) -> HeadWeights:
+    """The weights of the head of such a model, by its tensors, named within it: as they were published, or as mlx-lm
+    converts them. Raises Unsupported."""
     model = getattr(model, "language_model", model)
     package, _, name = type(model).__module__.rpartition(".")
-    if package != "mlx_lm.models" or name not in qwen_head.MODULES:
+    if package != "mlx_lm.models" or name not in HEAD_FORMS:
         raise Unsupported(f"heads of {name} are not read")
-    return qwen_head.read(model, tensors, is_raw=is_raw)
+    return heads.read(model, HEAD_FORMS[name], tensors)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from zmqengine.engine.models.architecture import DecoderWeights
+from zmqengine.engine.models.families.heads import HeadForm
 from zmqengine.engine.models.families.llama import LlamaLayer, heads_of
 from zmqengine.engine.models.families.reading import (
     expect_attention,
@@ -28,16 +29,26 @@ def read(model: Any, *, in_columns: bool = False) -> DecoderWeights:
     """The weights of a model. See `families.read_weights`."""
     head = head_of(model)
     for layer in model.model.layers:
-        attention, mlp = layer.self_attn, layer.mlp
-        expect_parts(layer, "input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
-        expect_attention(attention, *query_key_names(attention))
-        if "switch_mlp" in mlp:
-            expect_parts(mlp, "gate", "switch_mlp", optional=["shared_experts"])
-            if mlp.gate.n_group > 1 or mlp.sharding_group is not None:
-                raise Unsupported("experts are chosen by groups")
-            mlp = mlp.switch_mlp
-        expect_products(mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+        _check(layer)
     return weights_of(model, list(map(_layer, model.model.layers)), head)
+
+
+def read_layer(layer: Any) -> LlamaLayer:
+    """The weights of a layer alone. Raises Unsupported."""
+    _check(layer)
+    return _layer(layer)
+
+
+def _check(layer: Any) -> None:
+    attention, mlp = layer.self_attn, layer.mlp
+    expect_parts(layer, "input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
+    expect_attention(attention, *query_key_names(attention))
+    if "switch_mlp" in mlp:
+        expect_parts(mlp, "gate", "switch_mlp", optional=["shared_experts"])
+        if mlp.gate.n_group > 1 or mlp.sharding_group is not None:
+            raise Unsupported("experts are chosen by groups")
+        mlp = mlp.switch_mlp
+    expect_products(mlp.gate_proj, mlp.up_proj, mlp.down_proj)
 
 
 def _layer(layer: Any) -> LlamaLayer:
@@ -64,3 +75,13 @@ def _experts(mlp: Any) -> Experts:
     )
     shared: Gated | None = gated_of(mlp.shared_experts) if "shared_experts" in mlp else None
     return Experts(router, gated.gate_up, gated.down, shared=shared)
+
+
+HEAD = HeadForm(
+    "enorm",
+    "hnorm",
+    "eh_proj",
+    "shared_head.norm",
+    read_layer,
+    shared=("embed_tokens.", "shared_head.head."),
+)

@@ -1,4 +1,4 @@
-"""Llama, Mistral, Qwen2, Qwen3 and Qwen3-MoE: a norm before attention, a norm before the MLP."""
+"""Llama, Mistral, MiMo, Qwen2, Qwen3 and Qwen3-MoE: a norm before attention, a norm before the MLP."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from zmqengine.engine.models.architecture import Before, DecoderWeights, Mixer, Stream
+from zmqengine.engine.models.families.heads import HeadForm
 from zmqengine.engine.models.families.reading import (
     expect_attention,
     expect_parts,
@@ -26,7 +27,7 @@ from zmqengine.engine.models.layers import Experts, Gated, HeadShape, Linear, No
 from zmqengine.engine.models.ops import Ops
 
 # Modules of mlx-lm. It loads Mistral as a Llama.
-MODULES = ("llama", "qwen2", "qwen3", "qwen3_moe")
+MODULES = ("llama", "qwen2", "qwen3", "qwen3_moe", "mimo")
 
 
 class LlamaLayer(NamedTuple):
@@ -66,6 +67,12 @@ def read(model: Any, *, in_columns: bool = False) -> DecoderWeights:
     window = getattr(inner, "sliding_window", None)
     layers = [_layer(layer, window, in_columns=in_columns) for layer in inner.layers]
     return weights_of(model, layers, head)
+
+
+def _read_layer(layer: Any) -> LlamaLayer:
+    """The weights of a layer alone. Raises Unsupported."""
+    _check(layer)
+    return _layer(layer, None, in_columns=False)
 
 
 def _check(layer: Any) -> None:
@@ -114,3 +121,14 @@ def _experts(mlp: Any) -> Experts:
     gated = gated_of(mlp.switch_mlp)
     router = Router(linear_of(mlp.gate), mlp.top_k, normalised=mlp.norm_topk_prob)
     return Experts(router, gated.gate_up, gated.down)
+
+
+MIMO_HEAD = HeadForm(
+    "token_layernorm",
+    "hidden_layernorm",
+    "input_proj",
+    "final_layernorm",
+    _read_layer,
+    hidden_first=True,
+    numbered=False,
+)

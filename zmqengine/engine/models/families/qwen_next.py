@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from zmqengine.engine.models.architecture import Before, DecoderWeights, Mixer, Stream
+from zmqengine.engine.models.families.heads import HeadForm
 from zmqengine.engine.models.families.reading import (
     expect_attention,
     expect_parts,
@@ -158,3 +159,14 @@ def _experts(mlp: Any) -> Experts:
     router = Router(linear_of(mlp.gate), mlp.top_k, normalised=mlp.norm_topk_prob)
     shared, shared_gate = gated_of(mlp.shared_expert), linear_of(mlp.shared_expert_gate)
     return Experts(router, gated.gate_up, gated.down, shared=shared, shared_gate=shared_gate)
+
+
+HEAD = HeadForm(
+    "pre_fc_norm_embedding",
+    "pre_fc_norm_hidden",
+    "fc",
+    "norm",
+    read_layer,
+    layer="layers.0.",
+    lacks_one=True,
+)
