@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.http.front import Front, serving
-from tests.http.page.browsers import Browser, opened, until
+from tests.http.page.browsers import Browser, FirefoxWindow, opened, until
 from tests.http.page.steps import Script, visit
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig
 from zmqengine.testing import FakeWorker
@@ -57,6 +57,14 @@ def scripted(window: Browser, scripted_front: Front, script: Script) -> Iterator
     """The chat on the scripted model."""
     script.text = "Hi."
     yield from _fresh(window, scripted_front)
+
+
+@pytest.fixture
+def inside(scripted: Browser, window: Browser) -> Browser:
+    """The same, for scripts that use what the page defines: Marionette's sandbox does not see its constants."""
+    if isinstance(window, FirefoxWindow):
+        pytest.skip("Marionette does not see the page's constants")
+    return scripted
 
 
 def _fresh(window: Browser, front: Front) -> Iterator[Browser]:

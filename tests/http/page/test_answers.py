@@ -77,16 +77,16 @@ def test_a_formula_links_to_nothing_and_fetches_nothing(scripted: Browser, scrip
     assert scripted.js("return window.hit === undefined")
 
 
-def test_a_growing_answer_keeps_its_earlier_blocks(scripted: Browser, script: Script) -> None:
+def test_a_growing_answer_keeps_its_earlier_blocks(inside: Browser, script: Script) -> None:
     """So that what is selected or scrolled in them stays; the last block alone is drawn anew."""
-    elements = scripted.js(
+    elements = inside.js(
         "const box = document.createElement('div'); showMarkdown(box, 'One.\\n\\n- a\\n\\nTwo');"
         "const before = [...box.children]; showMarkdown(box, 'One.\\n\\n- a\\n\\nTwo *three*');"
         "return [[...box.children].map((each, place) => each === before[place]), box.textContent]"
     )
     assert elements == [[True, True, False], "One.aTwo three"]
     assert (
-        scripted.js(
+        inside.js(
             "const box = document.createElement('div'); showMarkdown(box, 'a\\n\\nb\\n\\nc'); showMarkdown(box, 'd');"
             "return box.textContent"
         )
@@ -95,9 +95,9 @@ def test_a_growing_answer_keeps_its_earlier_blocks(scripted: Browser, script: Sc
 
 
 @pytest.mark.parametrize("library", ["highlight-11.12.0.min.js", "temml-0.13.5.min.js"])
-def test_only_the_library_itself_runs(scripted: Browser, library: str) -> None:
+def test_only_the_library_itself_runs(inside: Browser, library: str) -> None:
     """The policy knows its text: with one more statement it is not run."""
-    outcome = scripted.js(
+    outcome = inside.js(
         "const done = fetch('page/' + arguments[0]).then((answer) => answer.text()).then((text) => {"
         "  const add = (text) => { const s = document.createElement('script'); s.text = scripts.createScript(text);"
         "    document.head.append(s); };"
@@ -108,8 +108,8 @@ def test_only_the_library_itself_runs(scripted: Browser, library: str) -> None:
     )
     assert outcome == [False, 0, True]
     # The refusal, in the console.
-    assert all("policy" in complaint.lower() or complaint == "inline" for complaint in scripted.complaints())
-    scripted.js("window.complaints = []")
+    assert all("policy" in complaint.lower() or complaint == "inline" for complaint in inside.complaints())
+    inside.js("window.complaints = []")
 
 
 @pytest.mark.parametrize("instant", [True, False], ids=["at once", "step by step"])
@@ -174,9 +174,9 @@ def test_a_server_that_is_gone_is_told_in_our_words(window: Browser, script: Scr
         window.get("about:blank")
 
 
-def test_thinking_without_a_name_is_folded_too(scripted: Browser, front: Front) -> None:
+def test_thinking_without_a_name_is_folded_too(inside: Browser, front: Front) -> None:
     """Some models write tags that the server does not know as theirs."""
-    shown = scripted.js(
+    shown = inside.js(
         "const box = document.createElement('div');"
         "drawAnswer(box, {content: '<think>So.</think>Yes.', finish: 'stop'});"
         "return [box.querySelector('.thinking > div').textContent, box.querySelector('.answer').textContent]"

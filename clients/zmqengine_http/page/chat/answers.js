@@ -1,6 +1,7 @@
 // Asking the server, and the answer as it comes.
 const DRAW_MS = 100; // A long answer is parsed again each time.
 const KEEP_MS = 1000; // What a reload in mid-answer may lose.
+const LOST = "The connection was lost before the answer's end.";
 const running = new Map(); // The message that is being written in each chat, and how to stop it.
 
 async function* events(answer) {
@@ -68,7 +69,10 @@ const generate = async ({ continues = false, again = false } = {}) => {
   } catch (error) {
     message.finish = error.name === "AbortError" ? "stopped" : "interrupted";
     // What a browser says of a connection that broke differs and helps nobody.
-    if (error.name !== "AbortError") message.error = error instanceof TypeError ? "The connection was lost before the answer's end." : error.message;
+    const lost = error instanceof TypeError || error.message === LOST;
+    // A part of an answer is no failure: it is cut off, and continued. Firefox says so even of a page that is reloaded.
+    const part = lost && (message.content || message.reasoning);
+    if (message.finish === "interrupted" && !part) message.error = lost ? LOST : error.message;
   }
   running.delete(here);
   settle(here, message, { again, continues });
@@ -104,7 +108,7 @@ const receive = async (request, message, view, signal) => {
     view.add(text, choice.logprobs && choice.logprobs.content);
     if (performance.now() - kept > KEEP_MS) { kept = performance.now(); keep(view.chat); }
   }
-  if (!ended) throw new Error("The connection was lost before the answer's end.");
+  if (!ended) throw new Error(LOST);
 };
 
 // The turn of an answer that grows: as Markdown, or as its tokens where their probabilities are shown.
