@@ -79,6 +79,9 @@ def test_a_command_runs_nothing_from_there(planted: Path, short_directory: str, 
     # The interpreter of the command itself imports these, before any code of ours, where PYTHONPATH says so.
     for each in (*sys.stdlib_module_names, *START, "_distutils_hack"):
         (planted / f"{each}.py").unlink(missing_ok=True)
+    for each in ("sitecustomize", "usercustomize"):
+        note = f"import os\nopen({str(planted / each)!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
+        (planted / f"{each}.py").write_text(note)
     port = str(free_port())
     arguments = {
         "worker": ["--engine", FAKE],
@@ -103,6 +106,8 @@ def test_a_command_runs_nothing_from_there(planted: Path, short_directory: str, 
     finally:
         command.kill()
     assert ran(planted) == "", (planted / "log").read_text()
+    # Its own interpreter's alone: no child's.
+    assert (planted / "sitecustomize").read_text().split() == [str(command.pid)]
 
 
 def is_open(port: int) -> bool:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import random
+import subprocess
+import sys
 from typing import Any
 
 import mlx.core as mx
@@ -186,3 +190,37 @@ def test_memory_of_the_host_counts_once_it_is_written() -> None:
     assert (slots.byte_count, slots.empty_bytes) == (first.bytes, first.bytes)
     first.close(is_finite=True)
     assert (slots.byte_count, slots.empty_bytes) == (0, 0)
+
+
+REUSED = """
+from zmqengine.engine.cpu.numpy_attention import NumpyStorage
+from zmqengine.engine.host.host_heap import keep_freed_arrays
+from zmqengine.worker.process.heap import Heap, resident_bytes
+import mlx.core as mx
+assert keep_freed_arrays()
+def arrays():
+    return [NumpyStorage().zeros((32, 2, 2048, 32), mx.float32) for _ in range(4)]
+filled, pin = arrays(), bytearray(100_000)
+for each in filled:
+    each.fill(1)
+del filled, each
+Heap().release()
+before = resident_bytes()
+again = arrays()
+for each in again:
+    each[0, :, :100] = 1
+assert not any(each[1:].any() for each in again)
+print(resident_bytes() - before, pin[0])
+"""
+
+
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="other systems do not keep the memory of freed arrays"
+)
+def test_memory_of_the_host_that_was_freed_is_not_cleared_before_it_is_written() -> None:
+    """100 tokens of each of four arrays of 16 MiB: a step that took a slot cleared all of them, page by page."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    output = subprocess.run(
+        [sys.executable, "-c", REUSED], capture_output=True, text=True, check=True, env=plain
+    ).stdout
+    assert int(output.split()[0]) < 16 << 20

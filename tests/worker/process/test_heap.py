@@ -47,7 +47,8 @@ def test_memory_of_a_burst_is_given_back() -> None:
 
 
 def test_memory_that_is_used_again_is_seldom_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step's arrays come back after each trim: 6 trims in a minute, not 60. A larger burst is trimmed at once."""
+    """A step's arrays come back after each trim: 10 trims in ten minutes, then one in ten minutes. A larger burst is
+    trimmed at once, and what has once been in use is none."""
     resident = 100 << 20
     trims = []
 
@@ -60,14 +61,15 @@ def test_memory_that_is_used_again_is_seldom_given_back(monkeypatch: pytest.Monk
     monkeypatch.setattr(heap, "resident_bytes", lambda: resident)
     own = heap.Heap()
     own._trim = trim
-    for now_s in range(60):
-        resident = (300 << 20) + now_s
+    for now_s in range(2300):
+        # Steps with few rows and with many.
+        resident = (200 + 100 * (now_s % 3)) << 20
         own.keep(now_s)
-    assert trims == [0, 1, 3, 7, 15, 31]
-    for now_s in range(63, 66):
+    assert trims == [0, 1, 2, 3, 5, 9, 17, 33, 65, 129, 257, 513, 1025, 1625, 2225]
+    for now_s in range(2301, 2304):
         resident = 500 << 20
         own.keep(now_s)
-    assert trims[6:] == [63, 64]
+    assert trims[15:] == [2301, 2302]
 
 
 THREADS = """

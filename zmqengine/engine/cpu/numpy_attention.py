@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -28,8 +30,9 @@ class NumpyStorage:
     slots_least = 32
 
     def zeros(self, shape: Sequence[int], dtype: mx.Dtype) -> Array:
-        """See `SlotStorage`."""
-        return np.zeros(shape, np.float32)
+        """See `SlotStorage`. A mapping of its own: malloc would clear all of a block that was in use before."""
+        pages = mmap.mmap(-1, 4 * math.prod(shape), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return np.frombuffer(pages, np.float32).reshape(shape)
 
     def joined(self, first: Array, second: Array) -> Array:
         """See `SlotStorage`."""

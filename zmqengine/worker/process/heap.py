@@ -9,11 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 GROWN_BYTES = 32 << 20
-"""Bytes above the least resident size from which a trim is worthwhile."""
-FREED_BYTES = 1 << 20
-"""Least bytes that a trim frees to count as useful."""
-INTERVAL_S, INTERVAL_S_MAX = 1.0, 60.0
-"""Seconds between two trims; doubled while they free nothing, or memory that is soon used again."""
+"""Bytes above the least resident size from which a trim is worthwhile, and above the largest for a burst."""
+LOOK_S, INTERVAL_S_MAX = 1.0, 600.0
+"""Seconds between two looks, and at most between two trims. What a trim gives back and the next step uses again costs
+that step a fault a page: in a virtual machine whose host had taken the pages, up to 12 ms for each 2 MB."""
 _STATM = Path("/proc/self/statm")
 # /usr/include/malloc.h
 _M_ARENA_MAX = -8
@@ -39,15 +38,13 @@ class Heap:
 
     def __init__(self) -> None:
         self._trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        self._least_bytes = self._last_bytes = resident_bytes()
-        self._freed_bytes = 0
-        self._interval_s = INTERVAL_S
-        self._next_s = self._checked_s = 0.0
+        self._least_bytes = self._most_bytes = resident_bytes()
+        self._interval_s = LOOK_S
+        self._next_s = self._look_s = 0.0
 
     def expect(self) -> None:
-        """Note that much memory may just have been freed: the next trim is not delayed."""
-        self._interval_s = INTERVAL_S
-        self._next_s = min(self._next_s, self._checked_s + INTERVAL_S)
+        """Note that much memory may just have been freed: the next look trims."""
+        self._interval_s, self._next_s = LOOK_S, 0.0
 
     def release(self) -> None:
         """Trim the heap now, however little that frees."""
@@ -55,25 +52,22 @@ class Heap:
             self._trim(0)
 
     def keep(self, now_s: float) -> None:
-        """Trim the heap about once a second, and less often while that frees nothing, or memory that is in use again at
-        the next call: the arrays of a model on a CPU, whose pages the system would clear each time."""
-        if self._trim is None or now_s < self._next_s:
+        """Trim the heap after a burst, and again after twice the time: until then the memory of a burst may be in use,
+        and later the arrays of steps alone come back."""
+        if self._trim is None or now_s < self._look_s:
             return
-        self._checked_s = now_s
-        before = resident_bytes()
-        grown_bytes = before - self._last_bytes
-        is_burst = grown_bytes > self._freed_bytes + GROWN_BYTES
-        if is_burst:
-            self._interval_s = INTERVAL_S
-        is_used_again = not is_burst and grown_bytes > self._freed_bytes / 2 >= FREED_BYTES
-        if before > self._least_bytes + GROWN_BYTES:
+        self._look_s = now_s + LOOK_S
+        resident = resident_bytes()
+        if resident > self._most_bytes + GROWN_BYTES:
+            self._most_bytes = resident
+            self.expect()
+        if now_s < self._next_s:
+            return
+        if resident > self._least_bytes + GROWN_BYTES:
             self.release()
-        self._last_bytes = resident_bytes()
-        self._freed_bytes = before - self._last_bytes
-        in_vain = self._freed_bytes < FREED_BYTES or is_used_again
-        self._interval_s = min(INTERVAL_S_MAX, 2 * self._interval_s) if in_vain else INTERVAL_S
+        self._least_bytes = min(self._least_bytes, resident_bytes())
         self._next_s = now_s + self._interval_s
-        self._least_bytes = min(self._least_bytes, self._last_bytes)
+        self._interval_s = min(INTERVAL_S_MAX, 2 * self._interval_s)
 
 
 def set_apart() -> None:
