@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from zmqengine.engine.fake.fake_engine import FakeEngineConfig
     from zmqengine.worker.telemetry.shared_status import SharedStatus
 
-START_S = 60.0
-STOP_S = 15.0
+START_S = STOP_S = 60.0
+"""A loaded machine may take seconds to start or stop a worker: running into it is a hang."""
 
 
 class FakeWorker:

@@ -12,15 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.cli.terminal import Terminal
+from tests.support.ports import free_port
 from zmqengine.testing import FakeWorker
 
 COMMAND = [sys.executable, "-m", "zmqengine.cli.main"]
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def ended(terminal: Terminal) -> None:

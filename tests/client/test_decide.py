@@ -15,7 +15,9 @@ from tests.support.workers import WorkerProcess
 from zmqengine.engine.prefix_cache.block import BLOCK_TOKENS
 from zmqengine.pico import model_path
 from zmqengine_client import AsyncClient, Client, OneOf, Score, YesNo
+from zmqengine_client.core.request import Request
 from zmqengine_client.errors import BadRequest, ContextExceeded
+from zmqengine_client.sync.in_flight import InFlight
 from zmqengine_client.text.decisions import Answered, Question, asked_questions
 
 QUESTIONS: dict[str, Question] = {
@@ -68,6 +70,21 @@ def test_the_state_is_read_once(worker: WorkerProcess) -> None:
     assert decided.tokens == sum(len(question.prompt) for question in asked)
     # Each row computes its question, and what of the state is in no whole block.
     assert decided.computed_tokens < read + sum(own + BLOCK_TOKENS for own in rows)
+
+
+def test_answers_are_computed_together(worker: WorkerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All eight are with the worker before the first is awaited."""
+    waits: list[int] = []
+    take_oldest = InFlight.take_oldest
+
+    def counted(requests: InFlight) -> Request:
+        waits.append(len(requests))
+        return take_oldest(requests)
+
+    monkeypatch.setattr(InFlight, "take_oldest", counted)
+    with Client(worker.address, connect_timeout_s=60) as client:
+        client.decide(STATE, QUESTIONS)
+    assert waits == [8, 7, 6, 5, 4, 3, 2, 1]
 
 
 def test_the_asynchronous_half_decides_the_same(worker: WorkerProcess) -> None:

@@ -106,10 +106,12 @@ def test_a_worker_that_is_killed_costs_no_vector() -> None:
             if len(done) == 1:
                 worker.kill_engine()
 
-        expect_own(client.embed(given, on_progress=kill_once), given)
-        assert client.counters.worker_restarts == 1
-    assert done == sorted(set(done)), "a vector came twice"
-    assert done[-1] == 1000
+        # On a busy machine all may be there before the kill: then the next call finds that the worker was gone.
+        while not client.counters.resumed_streams:
+            done.clear()
+            expect_own(client.embed(given, on_progress=kill_once), given)
+            assert done == sorted(set(done)), "a vector came twice"
+            assert done[-1] == 1000
 
 
 def test_lost_frames_cost_no_vector() -> None:

@@ -39,9 +39,9 @@ def test_a_front_end_that_is_killed_frees_its_rows_within_its_grace(
     with worker.client() as client:
         client.wait_ready()
         doomed.wait_streaming()
+        wait_until(lambda: running(client) == 8, "the front-end's streams do not run")
         stream = client.generate_tokens(request.prompt, max_tokens=400, seed=4)
         next(stream)
-        wait_until(lambda: running(client) == 9, "the front-end's streams do not run")
         os.kill(doomed.process.pid, signal.SIGKILL)
         # The stream of the living front-end may have ended, too.
         wait_until(lambda: running(client) <= 1, "rows of a dead front-end go on", seconds=60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -125,7 +126,7 @@ def test_a_stream_that_a_crash_cut_comes_back_from_disk(
         restart_wait_ms=1,
     )
     with worker.client() as client:
-        for seed in range(5, 9):
+        for seed in itertools.count(5):
             prompt = prompt_of(seed, PROMPT_TOKENS)
             client.generate_tokens(prompt, max_tokens=1, ignore_eos=True).read()
             wait_saved(client)
@@ -139,7 +140,6 @@ def test_a_stream_that_a_crash_cut_comes_back_from_disk(
             # On a busy machine an answer may be over before the crash, which came from outside: then another.
             wait_until(lambda: client.describe().epoch != epoch, "the worker did not come back")  # noqa: B023
             client.wait_ready()
-        assert done.resumed == 1, "every answer was over before the crash"
         assert list(done.tokens) == greedy(build_model(LLAMA), prompt, ANSWER_TOKENS)
         found = numbers(client)
         told_before = ANSWER_TOKENS - found["tokens"]

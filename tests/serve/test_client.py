@@ -43,7 +43,7 @@ def test_an_idle_client_lets_its_model_go(launched: LauncherProcess) -> None:
 
     async def run() -> None:
         async with launched.client() as launcher, AsyncClient(launched.address, model="slow") as client:
-            stream = client.generate_tokens([1], max_tokens=8)
+            stream = client.generate_tokens([1], max_tokens=4_000, ignore_eos=True)
             async for _ in stream:
                 entry = await entry_of(launcher, "slow")
                 assert entry.requests >= 1
@@ -84,17 +84,23 @@ def test_a_model_that_never_fits_is_listed_with_the_numbers(launched: LauncherPr
 
 
 def test_a_wait_has_a_bound_and_can_be_left(launched: LauncherProcess) -> None:
-    with (
-        Client(launched.address, model="a", connect_timeout_s=START_S) as holder,
-        Client(launched.address, model="b", connect_timeout_s=START_S, ready_timeout_s=0.5) as waiter,
-    ):
-        holder.wait_ready()
-        with pytest.raises(NotReady, match="ready_timeout_s"):
-            tokens_of(waiter)
-        stream = waiter.generate_tokens([1], max_tokens=2)
-        stream.abort()
-        assert list(stream) == []
-        assert stream.result.finish == "abort"
+    async def run() -> None:
+        async with (
+            launched.client() as launcher,
+            AsyncClient(
+                launched.address, model="b", connect_timeout_s=START_S, ready_timeout_s=0.5
+            ) as waiter,
+        ):
+            # A client lets an idle model go after a second; this holds it to the end of the test.
+            await launcher.want("a")
+            with pytest.raises(NotReady, match="ready_timeout_s"):
+                await waiter.generate_tokens([1], max_tokens=2).read()
+            stream = waiter.generate_tokens([1], max_tokens=2)
+            stream.abort()
+            assert [chunk async for chunk in stream] == []
+            assert stream.result.finish == "abort"
+
+    asyncio.run(run())
 
 
 def test_without_a_launcher_it_says_what_to_start() -> None:

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.process
 
 STREAMS = 32
 STEP_MS = 20
-TOKENS = 300
+TOKENS = 600
 
 
 class Gateway:

@@ -14,8 +14,16 @@ import numpy as np
 import pytest
 
 from zmqengine.engine.cpu.numpy_attention import NumpyStorage
-from zmqengine.engine.kv.block_layout import SlotBlocks
-from zmqengine.engine.kv.slots import CAPACITY_MIN, POOLS_MAX, KVShape, MlxStorage, Slot, Slots
+from zmqengine.engine.kv.block_layout import Group, SlotBlocks, cut
+from zmqengine.engine.kv.slots import (
+    CAPACITY_MIN,
+    COPIED_TOKENS,
+    POOLS_MAX,
+    KVShape,
+    MlxStorage,
+    Slot,
+    Slots,
+)
 
 # Layers of two shapes: their arrays are groups of their own in blocks of the prefix cache.
 SHAPES = [KVShape(2, 3, mx.float32), KVShape(1, 5, mx.float32), KVShape(2, 3, mx.float32)]
@@ -224,3 +232,20 @@ def test_memory_of_the_host_that_was_freed_is_not_cleared_before_it_is_written()
         [sys.executable, "-c", REUSED], capture_output=True, text=True, check=True, env=plain
     ).stdout
     assert int(output.split()[0]) < 16 << 20
+
+
+def test_blocks_are_copied_in_pieces_as_long_as_they_may_be() -> None:
+    """Wherever in a row they begin: two copies of a piece exist at once."""
+    block, start = COPIED_TOKENS // 4, 10 * COPIED_TOKENS
+    copied: list[tuple[int, int]] = []
+
+    def stacked(group: Group, first: int, end: int) -> mx.array:
+        copied.append((first, end))
+        return mx.arange(first, end).reshape(1, 1, -1, 1)
+
+    cuts = [start + block * (number + 1) for number in range(6)]
+    parts = cut([Group([(0, "keys")], 1, 1, mx.int32)], stacked, start, cuts)
+    assert copied == [(start, start + COPIED_TOKENS), (start + COPIED_TOKENS, cuts[-1])]
+    assert mx.concatenate([part for (part,) in parts], axis=2).flatten().tolist() == list(
+        range(start, cuts[-1])
+    )

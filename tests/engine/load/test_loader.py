@@ -13,12 +13,14 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from mlx_lm.utils import load_tokenizer
 from tokenizers import Tokenizer
 
 from tests.support.models import CHAT_TEMPLATE, EOS, VOCAB_SIZE
 from zmqengine import pico
 from zmqengine.checkpoint.cache_shape import context_tokens
 from zmqengine.engine.load.loader import evaluate, find_arrays, load
+from zmqengine.engine.load.tokenizer_export import export_tokenizer
 from zmqengine.engine.open import open_mlx_engine
 from zmqengine.engine.options import EngineOptions
 from zmqengine.errors import ModelLoadError
@@ -250,3 +252,13 @@ def test_the_bundle_tells_how_to_sample(model_directory, tmp_path):
     (directory / "generation_config.json").write_text('{"temperature": 0.7}')
     assert load(str(directory)).tokenizer.facts["default_temperature"] == "0.7"
     assert load(str(directory)).tokenizer.hash != load(str(model_directory)).tokenizer.hash
+
+
+def test_every_template_of_a_tokenizer_is_exported(model_directory):
+    """A model may have another one for chats with tools; the default one is told once."""
+    tokenizer = load_tokenizer(model_directory)
+    tokenizer._tokenizer.chat_template = {"default": "a", "tool_use": "b"}
+    exported = export_tokenizer(tokenizer)
+    assert exported.chat_template == "a"
+    templates = {name: text for name, text in exported.facts.items() if name.startswith("chat_template_")}
+    assert templates == {"chat_template_tool_use": "b"}

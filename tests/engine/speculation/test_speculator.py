@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -316,17 +316,19 @@ def test_costs_of_an_earlier_start_on_a_cpu_are_measured_once_more(model):
 
 def test_a_spell_of_other_work_while_costs_are_measured_does_not_count(model, monkeypatch):
     """Plain steps that were slow in the first tries made blocks seem free, for as long as the worker ran."""
+    now_s = 0.0
     monkeypatch.setattr(width_costs, "_TRIES_S", 2.0)
+    monkeypatch.setattr(width_costs, "time", SimpleNamespace(perf_counter=lambda: now_s))
 
     class Disturbed(Counted):
         def forward(self, pieces: Any, tokens: Any, width: int, seeing: Any = None) -> Any:
-            if width == 1 and self.widths[8] < 5:
-                time.sleep(0.04)
+            nonlocal now_s
+            now_s += 0.05 if width == 1 and self.widths[8] < 5 else 0.01
             return super().forward(pieces, tokens, width, seeing)
 
     drafting = by_worth(Ngrams(VOCAB_SIZE), costs=WidthCosts())
     make_engine(Disturbed(model), speculator=drafting, rows_max=1)
-    assert drafting.costs.step_s(1) < 0.015
+    assert drafting.costs.step_s(1) == pytest.approx(0.01)
 
 
 def test_a_gpu_has_seen_verify_blocks_of_long_rows_before_anybody_asks(model):

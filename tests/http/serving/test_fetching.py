@@ -166,7 +166,6 @@ def test_a_slow_server_is_left_in_time_over_https_too(monkeypatch: pytest.Monkey
         context.set_ciphers("AECDH-AES256-SHA:@SECLEVEL=0")
     monkeypatch.setattr(ssl, "create_default_context", lambda: asking)
     listening = socket.create_server(("127.0.0.1", 0))
-    sent: list[int] = []
 
     def serve() -> None:
         with (
@@ -174,9 +173,9 @@ def test_a_slow_server_is_left_in_time_over_https_too(monkeypatch: pytest.Monkey
             served.wrap_socket(listening.accept()[0], server_side=True) as link,
         ):
             link.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 999999\r\n\r\n")
-            for count in range(1, 100):
+            # Until the other side has left.
+            while True:
                 link.sendall(b"x")
-                sent.append(count)
                 time.sleep(0.05)
 
     thread = threading.Thread(target=serve)
@@ -184,7 +183,6 @@ def test_a_slow_server_is_left_in_time_over_https_too(monkeypatch: pytest.Monkey
     with listening, pytest.raises(BadRequest, match="took over"):
         fetch(f"https://127.0.0.1:{listening.getsockname()[1]}/image")
     thread.join()
-    assert 1 < len(sent) < 60
 
 
 @pytest.mark.parametrize("private", [0, 1, 2])

@@ -544,6 +544,7 @@ def test_lost_frames_are_recovered_by_resume(make_harness: Make) -> None:
     insert = front_end.insert_message("r", max_tokens=400)
     front_end.send(insert)
     have: list[int] = []
+    came = 0
     harness.run_until(lambda: harness.actor.counters.ended.get("length"))
     harness.clock.advance(1.5)
     harness.passes(2)
@@ -551,9 +552,11 @@ def test_lost_frames_are_recovered_by_resume(make_harness: Make) -> None:
         _, *frames = front_end.out.recv_multipart()
         output = front_end._output_decoder.decode(frames)
         for row in getattr(output, "rows", []):
+            came += len(getattr(row, "tokens", ()))
             if hasattr(row, "tokens") and row.first_index == len(have):
                 have += row.tokens
     assert len(have) < 400
+    assert 300 < came < 400
     front_end.next_reply()
     replay = front_end.call(Resume(front_end.next_call(), "r", front_end.epoch, len(have)))
     assert isinstance(replay, Replay)

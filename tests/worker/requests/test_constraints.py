@@ -127,16 +127,17 @@ def test_streams_under_a_constraint_survive_kills(pico: WorkerProcess) -> None:
     """
     seed = random.randrange(2**32)
     moments = random.Random(seed)
-    outputs = resumed = 0
+    outputs = hits = 0
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(pico.client()) for _ in range(4)]
         tokenizer = clients[0].tokenizer()
         free: dict[str, Any] = {"temperature": 0.9, "seed": 7, "max_tokens": 50, "ignore_eos": True}
         alone = clients[0].generate_tokens(tokenizer.encode("Once"), **free).read().tokens
-        for kill in range(KILLS):
+        # On a busy machine all may be over before the kill, which then does not count.
+        while hits < KILLS:
             streams = [
                 client.generate_tokens(
-                    tokenizer.encode(f"Tell me about number {kill} and {index}."),
+                    tokenizer.encode(f"Tell me about number {outputs} and {index}."),
                     constraint=PATH, temperature=0.9, seed=index, max_tokens=400,
                 )
                 for client in clients
@@ -149,6 +150,7 @@ def test_streams_under_a_constraint_survive_kills(pico: WorkerProcess) -> None:
             while len(said[watched]) < wanted and read_chunk(streams[watched], said[watched]):
                 pass
             pico.kill_engine()
+            resumed = 0
             for stream, tokens in zip(streams, said, strict=True):
                 while read_chunk(stream, tokens):
                     pass
@@ -159,9 +161,8 @@ def test_streams_under_a_constraint_survive_kills(pico: WorkerProcess) -> None:
                 outputs += 1
                 resumed += done.resumed
             assert [stream.read().tokens for stream in beside] == [alone] * len(clients), f"seed {seed}"
-    print(f"{KILLS} kills (seed {seed}): {outputs} outputs whole and valid, {resumed} resumed")
-    assert outputs == 32 * KILLS
-    assert resumed >= KILLS
+            hits += resumed > 0
+            print(f"kill {hits} (seed {seed}): {outputs} outputs whole and valid, {resumed} resumed")
 
 
 def read_chunk(stream: TokenStream, tokens: list[int]) -> bool:

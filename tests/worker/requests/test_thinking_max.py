@@ -33,20 +33,20 @@ def test_the_bound_holds_across_kills_of_a_worker() -> None:
     config = FakeEngineConfig(step_ms=3)
     restarts = {"restarts_max": 50, "restart_wait_ms": 1, "restart_wait_max_ms": 1}
     with WorkerProcess(config, **restarts) as worker, worker.client() as client:
-        resumed = 0
         for seed, moment in enumerate((3, 9, 10, 11, 12, 13, 20)):
-            stream = client.generate_tokens([5, 6], max_tokens=40, seed=seed, thinking_max=OPENED)
-            tokens: list[int] = []
-            while len(tokens) < moment:
-                tokens += next(stream).tokens
-            worker.kill_engine()
-            for chunk in stream:
-                tokens += chunk.tokens
-            assert tokens == stream.result.tokens == expected(seed, OPENED)
-            assert tokens[10:13] == [700, 701, 702]
-            resumed += stream.result.resumed
-        # On a busy machine some of them may be over before the kill.
-        assert resumed
+            resumed = 0
+            # On a busy machine one of them may be over before the kill.
+            while not resumed:
+                stream = client.generate_tokens([5, 6], max_tokens=40, seed=seed, thinking_max=OPENED)
+                tokens: list[int] = []
+                while len(tokens) < moment:
+                    tokens += next(stream).tokens
+                worker.kill_engine()
+                for chunk in stream:
+                    tokens += chunk.tokens
+                assert tokens == stream.result.tokens == expected(seed, OPENED)
+                assert tokens[10:13] == [700, 701, 702]
+                resumed = stream.result.resumed
 
 
 def test_rows_that_are_preempted_within_their_reasoning_keep_their_count(

@@ -20,10 +20,19 @@ from zmqengine_client.text.tool_calls import (
     find_markers,
     make_splitter,
 )
+from zmqengine_client.text.tool_calls.deltas import overlap
 from zmqengine_client.text.tool_calls.lenient_json import read_whole
 
 HERMES = Markers("<think>", "</think>", FORMATS["json_tools"])
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "held"), [("", 0), ("a", 0), ("<", 1), ("a<ta", 3), ("<tag", 4), ("a<tag>", 0), ("<tag>x<t", 2)]
+)
+def test_an_end_that_may_begin_a_marker_is_held(text: str, held: int) -> None:
+    """Less than the whole marker, which is found elsewhere."""
+    assert overlap(text, "<tag>") == held
 
 
 def split(
