@@ -14,7 +14,8 @@ import pytest
 from mlx.utils import tree_flatten
 
 from benchmarks.speculation import echo_model
-from tests.support.models import build_tokenizer
+from tests.support.drafters import EAGLE, TARGET, eagle_tensors, save_drafter
+from tests.support.models import build_tokenizer, save_model
 from tests.support.workers import WorkerProcess
 from zmqengine.errors import BadRequest
 
@@ -70,6 +71,26 @@ def test_what_the_sender_expects_is_drafted(make_worker: Callable[..., WorkerPro
             client.generate_tokens(prompt, prediction=[10**6], **asked).read()
         with pytest.raises(BadRequest, match="token ids"):
             client.generate_tokens(prompt, prediction="text", **asked).read()
+
+
+def test_a_drafter_in_a_directory_changes_no_token(
+    make_worker: Callable[..., WorkerProcess], tmp_path: Path
+) -> None:
+    """The worker says what drafts; status counts what completions say."""
+    model = save_model(tmp_path / "model", TARGET)
+    drafter = save_drafter(tmp_path / "drafter", EAGLE, eagle_tensors(EAGLE))
+    worker = make_worker(None, model=str(model), draft=str(drafter), speculate="auto", supervise=False)
+    with worker.client() as client:
+        assert client.status().facts["draft_head"] == "an EAGLE-3 drafter"
+        asked: Any = {"max_tokens": 60, "seed": 5, "temperature": 0.8}
+        drafted = [client.generate_tokens([3, 1, 4, 1, 5], **asked).read() for _ in range(3)]
+        plain = client.generate_tokens([3, 1, 4, 1, 5], speculate=False, **asked).read()
+        assert {tuple(each.tokens) for each in drafted} == {tuple(plain.tokens)}
+        numbers = client.status().numbers
+        for name in {name for each in drafted for name in each.drafts}:
+            counts = [each.drafts.get(name, (0, 0)) for each in drafted]
+            proposed, accepted = map(sum, zip(*counts, strict=True))
+            assert (numbers[f"drafted_{name}"], numbers[f"drafts_accepted_{name}"]) == (proposed, accepted)
 
 
 @pytest.mark.slow

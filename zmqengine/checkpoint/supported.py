@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from zmqengine.checkpoint.drafters import drafter_of
 from zmqengine.checkpoint.recipe import read_recipe
 from zmqengine.checkpoint.text_config import is_seeing, text_config
 from zmqengine.checkpoint.weights import CheckpointError, tensor_names
@@ -37,6 +38,8 @@ def why_not_supported(directory: Path, config: Mapping[str, Any]) -> str:
 
     Empty without mlx-lm too.
     """
+    if drafter := drafter_of(config):
+        return drafter.description
     try:
         if read_recipe(directory).family:
             return ""

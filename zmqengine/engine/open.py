@@ -19,6 +19,7 @@ _ENVIRONMENT = prepare_environment()
 
 import mlx.core as mx  # noqa: E402
 
+from zmqengine.checkpoint.drafters import read_drafter  # noqa: E402
 from zmqengine.engine.adapters.lora_deltas import Adapters  # noqa: E402
 from zmqengine.engine.adapters.lora_files import read_lora  # noqa: E402
 from zmqengine.engine.autotune.draws import choose_draw  # noqa: E402
@@ -30,8 +31,8 @@ from zmqengine.engine.host.device import Device  # noqa: E402
 from zmqengine.engine.host.device_memory import limit_mlx, recommended_bytes  # noqa: E402
 from zmqengine.engine.host.host_heap import keep_freed_arrays  # noqa: E402
 from zmqengine.engine.load.fingerprint import fingerprint  # noqa: E402
-from zmqengine.engine.load.head_tensors import read_head_tensors  # noqa: E402
-from zmqengine.engine.load.loader import LoadedModel, Report, load  # noqa: E402
+from zmqengine.engine.load.head_tensors import HeadTensors, read_drafter_tensors, read_head_tensors  # noqa: E402
+from zmqengine.engine.load.loader import LoadedModel, Report, find_directory, load  # noqa: E402
 from zmqengine.engine.load.open_model import OpenedModel, open_model  # noqa: E402
 from zmqengine.engine.load.tokenizer_export import ExportedTokenizer, with_vision, without_vision  # noqa: E402
 from zmqengine.engine.metal.metal_ops import MetalOps  # noqa: E402
@@ -57,6 +58,8 @@ FEATURES_SHARE = 1 / 16
 TOWER_SHARE = 1 / 10
 """Share of the memory limit that the computation of one image may take, beside the tower's weights: that of all
 activations."""
+# Values of `--speculate` with which a draft model or a drafter is of use.
+_DRAFTING = ("auto", "draft")
 _DRAWS = {
     "search": "top_p by bisection",
     "sort": "top_p by sorting",
@@ -101,13 +104,16 @@ def open_mlx_engine(
     if not device.is_gpu:
         keep_freed_arrays()
     facts = {variable.name: f"{variable.value} (set {variable.by})" for variable in _ENVIRONMENT}
+    head = _head_tensors(loaded, options)
     # Before the decoder is opened, which joins some of the weights.
-    found = fingerprint(loaded.model, loaded.directory) if options.cache_path is not None else None
+    found = None
+    if options.cache_path is not None:
+        found = fingerprint([loaded.model, None if head is None else head.arrays], loaded.directory)
     draw: Draw = PLAIN_DRAW
     saved = SavedChoices(name_of_device, version("mlx")) if options.warm_up_s else None
     if saved is not None:
         draw, facts["drawing"] = open_draw(loaded.info.vocab_size, saved)
-    opened = _open_model(loaded, options, saved, device, report)
+    opened = _open_model(loaded, options, saved, device, head, report)
     facts |= opened.facts
     loaded, opened = _with_adapters(loaded, opened, options)
     parameter_bytes = loaded.info.parameter_bytes
@@ -120,9 +126,11 @@ def open_mlx_engine(
     limit = limit_memory(recommended, loaded.info.parameter_bytes)
     limit_mlx(limit, loaded.info.parameter_bytes)
     loaded, eye, tower_bytes = _fit_eye(loaded, eye, limit)
-    draft_model: ModelSource | None = _open_draft_model(options, loaded, draw, report)
+    draft_model: ModelSource | None = None
     if isinstance(opened.runner, SlotRunner) and opened.runner.head is not None:
         draft_model = HeadDrafts(opened.runner, loaded.info.vocab_size, draw)
+    elif options.draft is not None and options.speculate in _DRAFTING:
+        draft_model = _open_draft_model(options.draft, options, loaded, draw, report)
     steps = _name_of_steps(loaded, options)
     kept = "" if saved is None else saved.choices.get(steps, "")
     speculator = open_speculator(
@@ -255,17 +263,32 @@ def find_ops(kernels: Kernels = "auto") -> tuple[Ops, Ops]:
     return ops, ops
 
 
+def _head_tensors(loaded: LoadedModel, options: EngineOptions) -> HeadTensors | None:
+    """The tensors of a head that drafts: those of the drafter that the operator names, else the model's own. None where
+    a model is named, which drafts in its place. Raises `ModelLoadError`."""
+    if options.draft is None:
+        return read_head_tensors(loaded.directory) if options.speculate == "auto" else None
+    if options.speculate not in _DRAFTING:
+        return None
+    directory = find_directory(options.draft)
+    drafter = read_drafter(directory)
+    return None if drafter is None else read_drafter_tensors(directory, drafter)
+
+
 def _open_model(
-    loaded: LoadedModel, options: EngineOptions, saved: SavedChoices | None, device: Device, report: Report
+    loaded: LoadedModel,
+    options: EngineOptions,
+    saved: SavedChoices | None,
+    device: Device,
+    head: HeadTensors | None,
+    report: Report,
 ) -> OpenedModel:
     ops, reference = find_ops(options.kernels)
-    # A draft model that the operator names drafts in its place.
-    uses_head = options.speculate == "auto" and options.draft is None
-    head = read_head_tensors(loaded.directory) if uses_head else None
+    drafter = None if head is None else head.drafter
     if head is not None and not ops.on_mlx:
         # A draft saves more than NumPy does.
         ops = reference = PlainOps()
-    return open_model(
+    opened = open_model(
         loaded.model,
         ops,
         reference,
@@ -278,6 +301,12 @@ def _open_model(
         replays=device.is_gpu,
         report=report,
     )
+    if drafter is not None and not isinstance(opened.runner, SlotRunner):
+        code = opened.facts["model_code"]
+        raise ModelLoadError(
+            f"{drafter.kind} cannot draft for this model, whose code shows nothing of it: {code}"
+        )
+    return opened
 
 
 def describe_kernels() -> str:
@@ -302,11 +331,9 @@ def open_draw(vocab_size: int, saved: SavedChoices) -> tuple[Draw, str]:
 
 
 def _open_draft_model(
-    options: EngineOptions, target: LoadedModel, draw: Draw, report: Report
-) -> DraftModel | None:
-    if options.draft is None:
-        return None
-    loaded = load(options.draft, lambda stage, fraction: report(f"{stage} of the draft model", fraction))
+    draft: str, options: EngineOptions, target: LoadedModel, draw: Draw, report: Report
+) -> DraftModel:
+    loaded = load(draft, lambda stage, fraction: report(f"{stage} of the draft model", fraction))
     ops, reference = find_ops(options.kernels)
     opened = open_model(
         loaded.model,

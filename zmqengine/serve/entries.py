@@ -14,6 +14,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta, Struct
 
+from zmqengine.checkpoint.drafters import read_drafter
 from zmqengine.checkpoint.estimate import ACTIVATION_SHARE, LEAST_TOKENS, ModelCheckpoint, open_checkpoint
 from zmqengine.checkpoint.on_disk import find_model, find_models, local_directory
 from zmqengine.checkpoint.other_programs import foreign_models
@@ -266,7 +267,7 @@ def _entry(name: str, path: str, root: Path, options: Mapping[str, object]) -> E
         checkpoint = _checkpoint(path)
         need = need_bytes(checkpoint, config.context_max)
         if config.draft is not None:
-            need += int(_checkpoint(config.draft).weights.total_bytes / (1 - ACTIVATION_SHARE))
+            need += int(_draft_bytes(config.draft) / (1 - ACTIVATION_SHARE))
         # A worker with a memory limit of its own claims that limit, which may have no room for an image.
         limit_bytes = config.memory_limit_bytes
         seen = tuple(
@@ -304,6 +305,17 @@ def _checkpoint(path: str) -> ModelCheckpoint:
             f"it is not on this machine: zmqengine pull {path}, then zmqengine serve --reload"
         )
     return open_checkpoint(directory)
+
+
+def _draft_bytes(path: str) -> int:
+    """Bytes of the weights of a draft model, or of a drafter in a directory of its own. Raises `CheckpointError`."""
+    directory = None if path in BUNDLED else find_model(path)
+    drafter = None if directory is None else read_drafter(directory)
+    if directory is None or drafter is None:
+        return _checkpoint(path).weights.total_bytes
+    if drafter.problem:
+        raise CheckpointError(f"{path}: {drafter.description}")
+    return sum(file.stat().st_size for file in directory.glob("*.safetensors"))
 
 
 def _fake_entry(name: str, config: WorkerConfig) -> Entry:

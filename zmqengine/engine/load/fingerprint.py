@@ -15,9 +15,9 @@ _SAMPLES = 16
 
 
 def fingerprint(model: Any, directory: Path) -> str:
-    """A hash of the configuration in `directory`, and of shape, type and a sample of every array of `model`.
+    """A hash of the configuration in `directory`, and of shape, type and a sample of every array within `model`.
 
-    It differs for models that were trained or quantised differently, or have a fused adapter.
+    It differs for models that were trained or quantised differently, have a fused adapter, or another head.
     """
     whole = hashlib.blake2b((directory / "config.json").read_bytes(), digest_size=16)
     samples: list[Any] = []

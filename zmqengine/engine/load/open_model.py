@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,12 +16,13 @@ from zmqengine.engine.autotune.products import tune_products
 from zmqengine.engine.autotune.saved_choices import SavedChoices
 from zmqengine.engine.cpu import numpy_ops
 from zmqengine.engine.host.rounding import differ_by_rounding
+from zmqengine.engine.load.head_tensors import HeadTensors
 from zmqengine.engine.load.probe import ROWS, probe, rows_of, steps_of
 from zmqengine.engine.models.architecture import DecoderWeights
 from zmqengine.engine.models.attention import WIDTH_MAX
 from zmqengine.engine.models.decoder import DecoderModel
-from zmqengine.engine.models.draft_head import DraftHead
-from zmqengine.engine.models.families import read_head, read_weights
+from zmqengine.engine.models.draft_head import DraftHead, PairWeights, check_head
+from zmqengine.engine.models.families import read_drafter_weights, read_head, read_weights
 from zmqengine.engine.models.layers import Experts, Unsupported
 from zmqengine.engine.models.mlx_lm_runner import MlxLmRunner
 from zmqengine.engine.models.mlx_vlm import VlmText
@@ -29,6 +30,7 @@ from zmqengine.engine.models.model_runner import ModelRunner, RowPiece
 from zmqengine.engine.models.ops import Ops, PlainOps
 from zmqengine.engine.models.slot_runner import SlotRunner
 from zmqengine.engine.models.tree import kind_of, parts_of
+from zmqengine.errors import ModelLoadError
 
 log = logging.getLogger("zmqengine.engine")
 
@@ -64,7 +66,7 @@ def open_model(
     rows_max: int = 32,
     seconds_max: float = 0.0,
     replays: bool = False,
-    head: Mapping[str, mx.array] | None = None,
+    head: HeadTensors | None = None,
     report: Report = lambda stage, fraction: None,
 ) -> OpenedModel:
     """Our decoder on `ops` for a model of mlx-lm; mlx-lm's own code where the decoder does not support it or differs.
@@ -122,27 +124,40 @@ def open_model(
         else:
             log.warning("kernels for this device differ from the reference; MLX's operations run this model")
             facts["model_code"] = "ours, with MLX's operations: kernels for this device differ"
-    decoder = DecoderModel(decoder.weights, decoder.ops, replays=replays)
+    head_weights = _read_head(model, head, weights, decoder.ops, facts)
+    taps = () if head_weights is None else head_weights.taps
+    decoder = DecoderModel(decoder.weights, decoder.ops, replays=replays, taps=taps)
     if replays:
         report("tracing steps", None)
         decoder.trace(sorted({decoder.ops.padded(count) for count in range(1, rows_max + 1)}), until_s)
     log.debug("opened the decoder", extra=facts)
-    return OpenedModel(SlotRunner(decoder, context_tokens, _open_head(model, head, decoder, facts)), facts)
+    draft_head = None if head_weights is None else DraftHead(head_weights, decoder)
+    return OpenedModel(SlotRunner(decoder, context_tokens, draft_head), facts)
 
 
-def _open_head(
-    model: Any, tensors: Mapping[str, mx.array] | None, decoder: DecoderModel, facts: dict[str, str]
-) -> DraftHead | None:
-    """The head of a model, if it has one that is supported; says so in `facts`."""
+def _read_head(
+    model: Any, tensors: HeadTensors | None, weights: DecoderWeights, ops: Ops, facts: dict[str, str]
+) -> PairWeights | None:
+    """The head that drafts for a model, if it has one that is supported; says so in `facts`.
+
+    Raises `ModelLoadError` for one that the operator named.
+    """
     if tensors is None:
         return None
+    drafter = tensors.drafter
     try:
-        head = DraftHead(read_head(model, tensors), decoder)
+        if drafter is not None and drafter.reader != "head":
+            head: PairWeights = read_drafter_weights(drafter.config, tensors.arrays, weights)
+        else:
+            head = read_head(model, tensors.arrays)
+        check_head(head, ops)
     except Unsupported as error:
+        if drafter is not None:
+            raise ModelLoadError(f"{drafter.kind} cannot draft for this model: {error}") from None
         log.warning("the model's own head does not draft", extra={"reason": str(error)})
         facts["draft_head"] = f"not used: {error}"
         return None
-    facts["draft_head"] = "the model's own"
+    facts["draft_head"] = "the model's own" if drafter is None else drafter.kind
     return head
 
 

@@ -116,18 +116,22 @@ class HeadWeights(NamedTuple):
         return outputs, outputs
 
 
+def check_head(weights: PairWeights, ops: Ops) -> HeadShape:
+    """The shape of a head's attention. Raises `Unsupported` for one that is not computed on `ops`."""
+    if not isinstance(weights.mixer, HeadShape):
+        raise Unsupported("the head's layer is no attention")
+    if not ops.on_mlx:
+        raise Unsupported("NumPy does not compute heads")
+    if ops.storage().writes_in_place:
+        raise Unsupported("kernels that write in place do not compute heads: --kernels mlx does")
+    return weights.mixer
+
+
 class DraftHead:
     """A head of a decoder, on its operations. `layer`: the number of its keys and values among those of a slot."""
 
     def __init__(self, weights: PairWeights, decoder: DecoderModel) -> None:
-        mixer = weights.mixer
-        if not isinstance(mixer, HeadShape):
-            raise Unsupported("the head's layer is no attention")
-        if not decoder.ops.on_mlx:
-            raise Unsupported("NumPy does not compute heads")
-        if decoder.ops.storage().writes_in_place:
-            raise Unsupported("kernels that write in place do not compute heads: --kernels mlx does")
-        last = weights.norm.weight
+        mixer, last = check_head(weights, decoder.ops), weights.norm.weight
         self.weights = weights
         self.shape = KVShape(mixer.key_heads, mixer.dim, mixer.dtype)
         self.carry = ArrayShape(last.shape, last.dtype)

@@ -29,7 +29,7 @@ try:
         RotatingKVCache,
         make_prompt_cache,
     )
-    from mlx_lm.models.rope_utils import Llama3RoPE, ProportionalRoPE, SuScaledRoPE, YarnRoPE
+    from mlx_lm.models.rope_utils import Llama3RoPE, ProportionalRoPE, SuScaledRoPE, YarnRoPE, initialize_rope
     from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
     from mlx_lm.utils import _download as fetch_model
     from mlx_lm.utils import _get_classes as model_classes
@@ -52,6 +52,7 @@ __all__ = [
     "create_attention_mask",
     "create_causal_mask",
     "fetch_model",
+    "initialize_rope",
     "load_config",
     "load_model",
     "load_tokenizer",

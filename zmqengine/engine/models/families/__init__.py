@@ -8,8 +8,8 @@ from typing import Any
 import mlx.core as mx
 
 from zmqengine.engine.models.architecture import DecoderWeights
-from zmqengine.engine.models.draft_head import HeadWeights
-from zmqengine.engine.models.families import gemma, glm4_moe, gpt_oss, heads, lfm2, llama, qwen_next
+from zmqengine.engine.models.draft_head import HeadWeights, PairWeights
+from zmqengine.engine.models.families import eagle3, gemma, glm4_moe, gpt_oss, heads, lfm2, llama, qwen_next
 from zmqengine.engine.models.layers import Unsupported
 
 _FAMILIES = (llama, gemma, gpt_oss, glm4_moe, qwen_next, lfm2)
@@ -46,3 +46,10 @@ def read_head(model: Any, tensors: Mapping[str, mx.array]) -> HeadWeights:
     if package != "mlx_lm.models" or name not in HEAD_FORMS:
         raise Unsupported(f"heads of {name} are not read")
     return heads.read(model, HEAD_FORMS[name], tensors)
+
+
+def read_drafter_weights(
+    config: Mapping[str, Any], tensors: Mapping[str, mx.array], model: DecoderWeights
+) -> PairWeights:
+    """The weights of a drafter that looks inside a model, by its config and its tensors. Raises Unsupported."""
+    return eagle3.read(config, tensors, model)

@@ -1,0 +1,170 @@
+"""A drafter that looks inside its model drafts for rows that come and go, as it would for each of them alone."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.support.constrained import HOT, PERSON, Pico
+from tests.support.drafters import (
+    EAGLE,
+    TAPS,
+    TARGET,
+    Eagle,
+    eagle_runner,
+    eagle_tensors,
+    right_model_and_drafter,
+)
+from tests.support.drafts import Widths
+from tests.support.engines import Run, alone, finish, make_engine, step
+from tests.support.models import VOCAB_SIZE, build_model
+from zmqengine.engine.interface import RowRequest, Sampling
+from zmqengine.engine.models.slot_runner import SlotRunner
+from zmqengine.engine.row import Row
+from zmqengine.engine.speculation.head_drafts import HeadDrafts
+from zmqengine.pico import model_path
+
+
+class Noted(HeadDrafts):
+    """A drafter whose drafts are kept, with the tokens before each."""
+
+    seen: list[tuple[list[int], list[int]]]
+
+    def draft(self, rows: Sequence[Row], counts: Sequence[int]) -> list[Sequence[int]]:
+        drafts = super().draft(rows, counts)
+        self.seen += [(list(row.tokens), list(draft)) for row, draft in zip(rows, drafts, strict=True)]
+        return drafts
+
+
+def drafting_engine(runner: SlotRunner, widths: Sequence[int], **options: Any) -> Any:
+    """An engine whose only source is the drafter, in every step that draws one of these widths; 1 is none."""
+    source = Noted(runner, VOCAB_SIZE)
+    source.seen = []
+    speculator = Widths([], widths)
+    speculator.model = source
+    return make_engine(runner, speculator=speculator, **options)
+
+
+def requests(rows: int, tokens: int) -> list[RowRequest]:
+    draw = random.Random(3)
+    lengths = (1, 2, 5, 20, 50, 100)
+    return [
+        RowRequest(row, [draw.randrange(VOCAB_SIZE) for _ in range(draw.choice(lengths))], tokens)
+        for row in range(rows)
+    ]
+
+
+def with_own(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    """An embedding of its own, and a norm before its product."""
+    random = np.random.default_rng(9)
+    embedding = random.normal(size=(VOCAB_SIZE, EAGLE["hidden_size"]))
+    return {
+        **tensors,
+        "embed_tokens.weight": mx.array(embedding.astype(np.float32)),
+        "input_norm.weight": mx.array((1 + 0.1 * random.normal(size=3 * 64)).astype(np.float32)),
+    }
+
+
+def all_words(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    """The model's vocabulary, under the names of the project speculators."""
+    return {
+        name.replace("midlayer.", "layers.0."): array
+        for name, array in tensors.items()
+        if name not in ("d2t", "t2d")
+    }
+
+
+FORMS: dict[str, tuple[dict[str, Any], Any]] = {
+    "as published": (EAGLE, dict),
+    "normed residual": ({**EAGLE, "norm_before_residual": True}, with_own),
+    "all words": ({**EAGLE, "draft_vocab_size": VOCAB_SIZE}, all_words),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_drafts_are_those_of_the_published_formula(form: str) -> None:
+    """Whatever was computed of a row came in chunks, verify blocks, beside others, or with a parked row."""
+    config, change = FORMS[form]
+    model = build_model(TARGET)
+    tensors = change(eagle_tensors(config))
+    rows = requests(6, 16)
+    wanted = [alone(model, row) for row in rows]
+    runner = eagle_runner(model, config, tensors)
+    engine = drafting_engine(runner, (1, 3, 4), prefill_chunk=32, prefill_chunk_idle=32)
+    run, draw = Run(), random.Random(2)
+    for request in rows:
+        assert engine.insert([request]) == []
+        for _ in range(draw.randrange(4)):
+            step(engine, run)
+        if request.row in (2, 4):
+            engine.park(request.row - 1)
+            emitted = run.ids(request.row - 1)
+            if not run.ended(request.row - 1):
+                engine.insert([replace(rows[request.row - 1], emitted=emitted)])
+    finish(engine, run)
+    assert run.failures == []
+    assert [run.ids(row.row) for row in rows] == wanted
+    seen = engine._speculator.model.seen
+    assert len(seen) >= 20
+    eagle = Eagle(config, tensors, TAPS)
+    expected = [eagle.drafts(model, tokens, len(drafts)) for tokens, drafts in seen]
+    assert [drafts for _, drafts in seen] == expected
+
+
+@pytest.mark.parametrize(("temperature", "least"), [(0.0, 0.9), (0.7, 0.9)])
+def test_a_drafter_that_is_right_is_accepted_as_often_beside_others_as_alone(
+    temperature: float, least: float
+) -> None:
+    """Its words are the model's in another order; draws fall on the model's tokens."""
+    model, config, tensors = right_model_and_drafter()
+    draw = random.Random(6)
+    rows = [
+        RowRequest(
+            row,
+            [draw.randrange(VOCAB_SIZE) for _ in range(30 + 3 * row)],
+            24,
+            seed=row,
+            sampling=Sampling(temperature=temperature),
+        )
+        for row in range(8)
+    ]
+
+    def share(batches: Sequence[Sequence[RowRequest]]) -> float:
+        engine, run = drafting_engine(eagle_runner(model, config, tensors), (4,)), Run()
+        for batch in batches:
+            assert engine.insert(batch) == []
+            finish(engine, run)
+        assert [run.ids(row.row) for row in rows] == [alone(model, row) for row in rows]
+        return sum(draft.accepted for draft in run.drafts) / sum(draft.proposed for draft in run.drafts)
+
+    one_by_one = share([[row] for row in rows])
+    assert one_by_one > least
+    assert share([rows]) == pytest.approx(one_by_one, abs=0.05)
+
+
+def test_rows_with_grammars_make_the_same_tokens_with_a_drafter() -> None:
+    """Beside one without, all of them sampled: drafts that a grammar forbids are cut."""
+    pico = Pico()
+    told = json.loads((model_path() / "config.json").read_text())
+    config = {**told, "draft_vocab_size": 500, "eagle_aux_hidden_state_layer_ids": [2, 3, 4]}
+    runner = eagle_runner(pico.loaded.model, config, eagle_tensors(config))
+    schema = pico.grammar("json_schema", json.dumps(PERSON))
+    rows = [pico.row(0, schema, sampling=HOT), pico.row(1, None, sampling=HOT), pico.row(2, schema)]
+    plain, speculator = pico.engine(), Widths([], (1, 4))
+    source = speculator.model = Noted(runner, pico.loaded.info.vocab_size)
+    source.seen = []
+    drafting = pico.engine(runner, speculator=speculator)
+    for engine in (plain, drafting):
+        assert engine.insert(rows) == []
+    wanted, run = finish(plain), finish(drafting)
+    assert run.failures == []
+    assert [run.ids(row.row) for row in rows] == [wanted.ids(row.row) for row in rows]
+    assert len(source.seen) >= 10
+    assert {draft.row for draft in run.drafts} == {0, 1, 2}
