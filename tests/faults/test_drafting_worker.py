@@ -81,16 +81,17 @@ def test_a_drafter_in_a_directory_changes_no_token(
     drafter = save_drafter(tmp_path / "drafter", EAGLE, eagle_tensors(EAGLE))
     worker = make_worker(None, model=str(model), draft=str(drafter), speculate="auto", supervise=False)
     with worker.client() as client:
-        assert client.status().facts["draft_head"] == "an EAGLE-3 drafter"
         asked: Any = {"max_tokens": 60, "seed": 5, "temperature": 0.8}
         drafted = [client.generate_tokens([3, 1, 4, 1, 5], **asked).read() for _ in range(3)]
         plain = client.generate_tokens([3, 1, 4, 1, 5], speculate=False, **asked).read()
         assert {tuple(each.tokens) for each in drafted} == {tuple(plain.tokens)}
-        numbers = client.status().numbers
+        status = client.status()
+        assert status.facts["draft_head"] == "an EAGLE-3 drafter"
         for name in {name for each in drafted for name in each.drafts}:
             counts = [each.drafts.get(name, (0, 0)) for each in drafted]
             proposed, accepted = map(sum, zip(*counts, strict=True))
-            assert (numbers[f"drafted_{name}"], numbers[f"drafts_accepted_{name}"]) == (proposed, accepted)
+            numbers = status.numbers[f"drafted_{name}"], status.numbers[f"drafts_accepted_{name}"]
+            assert numbers == (proposed, accepted)
 
 
 @pytest.mark.slow

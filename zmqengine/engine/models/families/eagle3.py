@@ -229,6 +229,6 @@ def _vocabulary(module: Any, offsets: mx.array | None, model: DecoderWeights) ->
     if offsets is None and product.outputs == words:
         return HeadVocabulary(embedding, product)
     targets = mx.arange(product.outputs) + (0 if offsets is None else offsets.astype(mx.int32))
-    if int(mx.max(targets).item()) >= words or int(mx.min(targets).item()) < 0:
+    if mx.any((targets < 0) | (targets >= words)).item():
         raise Unsupported(f"it drafts tokens that the model, which has {words}, does not have")
     return HeadVocabulary(embedding, product, targets)
