@@ -104,8 +104,8 @@ class Self(DraftModel):
     def prepare(self, rows_max: int) -> None:
         """Warm up for the first engine on a model; those after it know what a draft token takes."""
 
-        def warm_up() -> float:
+        def warm_up() -> dict[int, float]:
             super(Self, self).prepare(rows_max)
-            return self.token_s
+            return self.times.seconds
 
-        self.token_s = once(self._model, ("draft", rows_max), warm_up)
+        self.times.seconds = dict(once(self._model, ("draft", rows_max), warm_up))

@@ -139,7 +139,7 @@ def test_a_model_with_a_head_drafts_by_it(tmp_path, prefix):
     source = engine._speculator.model if engine._speculator is not None else None
     assert source is not None
     assert source.name == "head"
-    assert source.token_s > 0
+    assert source.times.of(1) > 0
     tokens: list[int] = []
     while len(tokens) < 12:
         tokens += [token.token for token in engine.next().tokens]

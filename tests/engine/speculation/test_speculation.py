@@ -101,14 +101,19 @@ def test_rows_that_come_and_go_and_draft_make_the_tokens_that_they_make_alone(na
     come_and_go(engine, rows, wanted, accepted_least=len(rows) + 1)
 
 
-@pytest.mark.parametrize("is_right", [False, True])
-def test_rows_that_come_and_go_and_draft_by_a_head_make_the_tokens_that_they_make_alone(is_right):
+@pytest.mark.parametrize(
+    ("is_right", "count", "tokens"),
+    [(False, ROWS, TOKENS), (True, ROWS, TOKENS), pytest.param(True, 64, 200, marks=pytest.mark.slow)],
+)
+def test_rows_that_come_and_go_and_draft_by_a_head_make_the_tokens_that_they_make_alone(
+    is_right, count, tokens
+):
     """Of a head with random weights nothing is accepted, of one that is mostly right any number of tokens."""
     model = build_model(ARCHITECTURES["qwen3_5"])
     model, head = right_model_and_head() if is_right else (model, head_module(model))
-    rows = requests()
+    rows = requests(count, tokens)
     wanted = alone(model, rows)
-    engine = headed_engine(model, head, widths=(1, 2, 3, 6), rows_max=ROWS_MAX, **SHORT_CHUNKS)
+    engine = headed_engine(model, head, widths=(1, 2, 3, 6), rows_max=max(ROWS_MAX, count), **SHORT_CHUNKS)
     run = come_and_go(engine, rows, wanted, accepted_least=len(rows) if is_right else 0)
     assert {draft.source for draft in run.drafts} == {"head"}
 

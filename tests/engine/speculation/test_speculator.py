@@ -17,6 +17,7 @@ from tests.support.engines import Run, finish, make_engine, runner_of, step
 from tests.support.models import LLAMA, VOCAB_SIZE, build_model
 from zmqengine.engine.host.device import Device
 from zmqengine.engine.interface import RowRequest, Sampling
+from zmqengine.engine.row import Row
 from zmqengine.engine.seeds import seed_key
 from zmqengine.engine.speculation.acceptance import Acceptance
 from zmqengine.engine.speculation.costs import WidthCosts
@@ -247,7 +248,7 @@ def test_a_draft_model_is_tried_again_after_ever_more_polls(model):
     drafted: list[int] = []
     while engine.stats().rows_decoding or engine.stats().rows_prefilling:
         # On a machine with other work a draft may seem to cost too much to be tried.
-        source.token_s = 0.0
+        source.times.seconds.clear()
         drafted += [engine.stats().steps] * len(engine.next().drafts)
     trials = [drafted[0], *(after for before, after in pairwise(drafted) if after > before + 20)]
     print(f"tried in steps {trials}")
@@ -262,11 +263,26 @@ def test_a_draft_model_that_is_right_drafts_for_all_rows_once_it_has_shown_it(mo
     _, source = draft_model(model)
     engine = make_engine(model, speculator=by_worth(source, costs=even_costs(0.03, 0.3)), rows_max=32)
     # What a draft takes here is the machine's affair.
-    source.token_s = 0.0
+    source.times.seconds.clear()
     engine.insert(rows_of(8, 60))
     run = finish(engine)
     assert {draft.row for draft in run.drafts} == set(range(8))
     assert engine.stats().steps < 0.6 * 60
+
+
+def test_a_draft_is_judged_by_what_it_takes_for_as_many_rows(model):
+    """What a draft takes for all rows at once keeps no single one from being drafted for."""
+    _, source = draft_model(model)
+    for rows, seconds in ((1, 0.1), (8, 0.15), (32, 5.0)):
+        source.times.begin(rows)
+        source.times.add(rows, seconds)
+    assert [source.times.of(rows) for rows in (1, 2, 8, 9, 40)] == [0.1, 0.15, 0.15, 5.0, 5.0]
+    source.times.add(9, 15.0)
+    assert 5.0 < source.times.of(32) < 15.0
+    assert source.times.of(8) == 0.15
+    speculator = by_worth(source, costs=even_costs(0.1))
+    decoding = [Row(request, VOCAB_SIZE, 128) for request in rows_of(9, 60)]
+    assert [speculator.choose(decoding[:count], [], range(count)).width for count in (1, 8, 9)] == [4, 4, 1]
 
 
 def test_costs_are_measured_for_few_and_many_rows(model, monkeypatch):
@@ -295,6 +311,7 @@ def test_costs_of_an_earlier_start_are_not_measured_again(model):
     assert WidthCosts.from_text("[1]").seconds == WidthCosts.from_text("").seconds == {}
     counted = Counted(model)
     speculator = by_worth(Ngrams(VOCAB_SIZE), costs=WidthCosts.from_text(measured.as_text()))
+    speculator.positions_max = 32
     make_engine(counted, speculator=speculator, rows_max=8, device=Device(is_gpu=True))
     assert speculator.costs.seconds == measured.seconds
     assert counted.widths[4] > 0 < counted.widths[8]

@@ -7,6 +7,11 @@ import math
 from collections.abc import Mapping, Sequence
 
 
+def measured_rows(rows_max: int) -> list[int]:
+    """The numbers of rows at which steps and drafts are measured."""
+    return sorted({1, min(8, rows_max), rows_max})
+
+
 class WidthCosts:
     """Seconds of a step by number of rows and width. `seconds[rows][1]` is a plain step in a pipeline of steps.
 

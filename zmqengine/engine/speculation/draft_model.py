@@ -11,7 +11,8 @@ from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.models.model_runner import ModelRunner, RowPiece
 from zmqengine.engine.row import Row
 from zmqengine.engine.sampling.draw import PLAIN_DRAW, Draw, DrawPlan
-from zmqengine.engine.speculation.source import WARM_UP_PROMPT, ModelSource, moved
+from zmqengine.engine.speculation.costs import measured_rows
+from zmqengine.engine.speculation.source import WARM_UP_PROMPT, WIDTHS, ModelSource, TokenTimes
 
 DRAFT_TOKENS_MAX = 8
 """Columns of its KV cache beyond a row: the widest verify block."""
@@ -28,12 +29,13 @@ class DraftModel(ModelSource):
 
     name = "draft"
     prior = 0.6
+    widths = WIDTHS
 
     def __init__(
         self, runner: ModelRunner, parameter_bytes: int, *, words: int, draw: Draw = PLAIN_DRAW
     ) -> None:
         self.parameter_bytes = parameter_bytes
-        self.token_s = 0.0
+        self.times = TokenTimes()
         # Both models may have logits for more tokens than their tokenizer, and unlike numbers of them.
         self._words = words
         self._runner = runner
@@ -57,10 +59,10 @@ class DraftModel(ModelSource):
 
     def prepare(self, rows_max: int) -> None:
         """See `ModelSource`."""
-        for count in sorted({1, rows_max}):
+        for count in measured_rows(rows_max):
             rows = [Row(RowRequest(row, WARM_UP_PROMPT, 99), self._words, 128) for row in range(count)]
             for _ in range(2):
-                self.token_s = 0.0
+                self.times.begin(count)
                 self.draft(rows, [DRAFT_TOKENS_MAX - 1] * count)
             self.clear()
 
@@ -78,7 +80,7 @@ class DraftModel(ModelSource):
             return [[] for _ in rows]
         started_s = time.perf_counter()
         drafts = self._drafts(ready, count)
-        self.token_s = moved(self.token_s, (time.perf_counter() - started_s) / count)
+        self.times.add(len(ready), (time.perf_counter() - started_s) / count)
         return [drafts[row][:most] if row in drafts else [] for row, most in zip(rows, counts, strict=True)]
 
     def release(self) -> None:

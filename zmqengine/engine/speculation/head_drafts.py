@@ -12,7 +12,8 @@ from zmqengine.engine.models.model_runner import RowPiece
 from zmqengine.engine.models.slot_runner import SlotRunner
 from zmqengine.engine.row import Row
 from zmqengine.engine.sampling.draw import PLAIN_DRAW, Draw, DrawPlan
-from zmqengine.engine.speculation.source import WARM_UP_PROMPT, ModelSource, moved
+from zmqengine.engine.speculation.costs import measured_rows
+from zmqengine.engine.speculation.source import WARM_UP_PROMPT, WIDTHS, ModelSource, TokenTimes
 
 WIDTH_MAX = 8
 """Tokens of the widest verify block."""
@@ -28,11 +29,13 @@ class HeadDrafts(ModelSource):
     name = "head"
     prior = 0.6
     byte_count = 0
+    # Of many rows a block of more tokens may cost more than the head is right.
+    widths = (2, *WIDTHS)
 
     def __init__(self, runner: SlotRunner, words: int, draw: Draw = PLAIN_DRAW) -> None:
         assert runner.head is not None, "the model has a head"
         self.parameter_bytes = runner.head.parameter_bytes
-        self.token_s = 0.0
+        self.times = TokenTimes()
         self._words = words
         self._runner = runner
         self._draw = draw
@@ -48,7 +51,7 @@ class HeadDrafts(ModelSource):
 
     def prepare(self, rows_max: int) -> None:
         """See `ModelSource`."""
-        for count in sorted({1, rows_max}):
+        for count in measured_rows(rows_max):
             rows = [Row(RowRequest(row, WARM_UP_PROMPT, 99), self._words, 128) for row in range(count)]
             for row in rows:
                 row.cache = self._runner.open(len(row.tokens) + WIDTH_MAX)
@@ -57,7 +60,7 @@ class HeadDrafts(ModelSource):
             tokens = [token for row in rows for token in row.tokens[: row.computed_tokens]]
             mx.eval(self._runner.forward(pieces, mx.array(tokens, mx.uint32), 1).marker)
             for _ in range(2):
-                self.token_s = 0.0
+                self.times.begin(count)
                 self.draft(rows, [WIDTH_MAX - 1] * count)
             self._runner.clear()
             self.clear()
@@ -74,7 +77,7 @@ class HeadDrafts(ModelSource):
             self._plan = ready, self._draw.plan(ready, self._words)
         plan = self._plan[1]
         drafted = self._runner.draft(ready, count, lambda logits, ahead: plan.draw(logits, ahead=ahead)[0])
-        self.token_s = moved(self.token_s, (time.perf_counter() - started_s) / count)
+        self.times.add(len(ready), (time.perf_counter() - started_s) / count)
         drafts = dict(zip(ready, drafted, strict=True))
         return [drafts[row][:most] if row in drafts else [] for row, most in zip(rows, counts, strict=True)]
 

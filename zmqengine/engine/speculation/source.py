@@ -9,6 +9,8 @@ from zmqengine.engine.row import Row
 
 RUN_MIN = 4
 """Least length of a run of correct guesses that is not a coincidence: two words of text, or one field of JSON."""
+WIDTHS = (4, 8)
+"""Widths of verify blocks in tokens a row. Few, since a GPU compiles kernels for each."""
 WARM_UP_PROMPT = [1, 2, 3]
 """A prompt of tokens that every vocabulary has."""
 # Weight of the last draft in the moving average of the time of a draft token.
@@ -37,13 +39,43 @@ class DraftSource(Protocol):
         ...
 
 
+class TokenTimes:
+    """Seconds of a draft token of some rows at once: a moving average for each of few numbers of rows.
+
+    A number that was not begun uses the next larger one, as `WidthCosts` does, or else the largest.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[int, float] = {}
+
+    def begin(self, rows: int) -> None:
+        """Take the next measurement of so many rows as it is."""
+        self.seconds[rows] = 0.0
+
+    def add(self, rows: int, latest_s: float) -> None:
+        """Count one more measurement."""
+        bucket = self._bucket(rows)
+        average_s = self.seconds.get(bucket, 0.0)
+        self.seconds[bucket] = average_s + _TIME_WEIGHT * (latest_s - average_s) if average_s else latest_s
+
+    def of(self, rows: int) -> float:
+        """Seconds of a draft token of so many rows; 0 where nothing was measured."""
+        return self.seconds.get(self._bucket(rows), 0.0)
+
+    def _bucket(self, rows: int) -> int:
+        larger = [count for count in self.seconds if count >= rows]
+        return min(larger) if larger else max(self.seconds, default=rows)
+
+
 class ModelSource(DraftSource, Protocol):
     """A source that computes its guesses: a smaller model, or the head of the model itself.
 
-    `token_s`: seconds of a draft token of all rows, measured. `parameter_bytes`: of weights beside the model's.
+    `times`: of a draft token of all rows, measured. `parameter_bytes`: of weights beside the model's. `widths`: of the
+    verify blocks that suit it.
     """
 
-    token_s: float
+    widths: Sequence[int]
+    times: TokenTimes
     parameter_bytes: int
 
     @property
@@ -62,8 +94,3 @@ class ModelSource(DraftSource, Protocol):
     def prepare(self, rows_max: int) -> None:
         """Warm up by drafts for made-up rows, so that compiled kernels do not count as time of drafting."""
         ...
-
-
-def moved(average_s: float, latest_s: float) -> float:
-    """The moving average of the time of a draft token after one more draft."""
-    return average_s + _TIME_WEIGHT * (latest_s - average_s) if average_s else latest_s

@@ -20,11 +20,9 @@ from typing import NamedTuple
 from zmqengine.engine.row import Row
 from zmqengine.engine.speculation.acceptance import Acceptance
 from zmqengine.engine.speculation.costs import WidthCosts
-from zmqengine.engine.speculation.source import DraftSource, ModelSource
+from zmqengine.engine.speculation.source import WIDTHS, DraftSource, ModelSource
 from zmqengine.engine.speculation.verify_block import Draft, VerifyBlock
 
-WIDTHS = (4, 8)
-"""Widths of verify blocks in tokens a row. Few, since a GPU compiles kernels for each."""
 # Least gain of a verify block: the precision of measured costs.
 _GAIN_MIN = 1.05
 # From this gain on, a few more accepted tokens would justify a block: the next step polls again.
@@ -81,8 +79,6 @@ class Speculator:
     A block has at most `positions_max` tokens of all rows, which bounds the memory of its logits.
     """
 
-    widths: Sequence[int] = WIDTHS
-
     def __init__(
         self,
         lookups: Sequence[DraftSource],
@@ -94,6 +90,7 @@ class Speculator:
         self.lookups = lookups
         self.costs = costs
         self.model = model
+        self.widths = WIDTHS if model is None else model.widths
         self.positions_max = positions_max
         self._rows: dict[Row, _RowState] = {}
         self._shared: dict[str, Acceptance] = {}
@@ -200,7 +197,7 @@ class Speculator:
             tokens += rate.rate**in_flight * rate.expected(min(width - 1, len(guess.tokens) - in_flight))
         if drafting and self.model is not None:
             tokens += sum(self._rate(rows[index], self.model).expected(width - 1) for index in drafting)
-            cost += (width - 1) * self.model.token_s / self.costs.step_s(len(rows))
+            cost += (width - 1) * self.model.times.of(len(drafting)) / self.costs.step_s(len(rows))
         return tokens / (len(rows) * cost)
 
     def _guess(self, rows: Sequence[Row]) -> tuple[list[Guess], list[int]]:

@@ -762,7 +762,7 @@ class MlxEngine:
     def _prepare_speculation(self, speculator: Speculator) -> None:
         """Measure the cost of verify blocks, unless it is known, compile them, and warm the draft model up."""
         costs = speculator.costs
-        if self._device.is_gpu or costs.again or not costs.seconds:
+        if self._device.is_gpu or costs.again or not speculator.has_all_costs:
             measure_costs(
                 self._runner,
                 self._draw,

@@ -13,7 +13,7 @@ from zmqengine.engine.models.model_runner import ModelRunner, RowPiece
 from zmqengine.engine.row import Row
 from zmqengine.engine.sampling.draw import Draw
 from zmqengine.engine.sampling.sampler import Sampled, Sampler
-from zmqengine.engine.speculation.costs import WidthCosts
+from zmqengine.engine.speculation.costs import WidthCosts, measured_rows
 
 # Maximum seconds of all measurements.
 _SECONDS_MAX = 6.0
@@ -45,8 +45,8 @@ def measure_costs(
     more try. Widths without time for a try are left out. On a GPU this also compiles verify blocks, of long rows too,
     which would take seconds while a request waits.
     """
-    is_known, left_s = bool(costs.seconds) and not costs.again, _SECONDS_MAX
-    for rows in sorted({1, min(8, rows_max), rows_max}):
+    is_known, left_s = costs.has_all(widths, positions_max) and not costs.again, _SECONDS_MAX
+    for rows in measured_rows(rows_max):
         known = [1, *(width for width in widths if rows * width <= positions_max)]
         timer = _Timer(runner, draw, vocab_size, [_PROMPT_TOKENS + index % 2 for index in range(rows)])
         if is_gpu:
