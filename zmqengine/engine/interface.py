@@ -7,7 +7,7 @@ Every method is called from one thread, the one that built the engine.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -15,6 +15,7 @@ from zmqengine.sampling_params import Sampling as Sampling
 from zmqengine.vision_card import VisionCard
 
 if TYPE_CHECKING:
+    from zmqengine.engine.adapters.adapter_files import AdapterFiles
     from zmqengine.engine.disk_cache import DiskCache
     from zmqengine.engine.grammar.grammar import Grammar
     from zmqengine.engine.grammar.matcher import NeverBegins
@@ -303,6 +304,18 @@ class Engine(Protocol):
         Between two steps such a row has the KV cache of one text at most. `park` returns 0 for it: it resumes with the
         texts that have no vector yet.
         """
+        ...
+
+    def load_adapter(self, files: AdapterFiles, make_room: Callable[[int], None]) -> None:
+        """Add an adapter under a name that none has. Rows that are in the engine are computed as before.
+
+        `make_room` is called first, with bytes that will be allocated and after the load are part of the weights or
+        free again. Raises what it raises, and `ModelLoadError`; the adapters are as before then.
+        """
+        ...
+
+    def unload_adapter(self, name: str) -> None:
+        """Remove an adapter that no row has."""
         ...
 
     def next(self) -> StepResult:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -20,7 +19,7 @@ _ENVIRONMENT = prepare_environment()
 import mlx.core as mx  # noqa: E402
 
 from zmqengine.checkpoint.drafters import read_drafter  # noqa: E402
-from zmqengine.engine.adapters.lora_deltas import Adapters  # noqa: E402
+from zmqengine.engine.adapters.loaded import LoadedAdapters  # noqa: E402
 from zmqengine.engine.adapters.lora_files import read_lora  # noqa: E402
 from zmqengine.engine.autotune.draws import choose_draw  # noqa: E402
 from zmqengine.engine.autotune.saved_choices import SavedChoices  # noqa: E402
@@ -46,7 +45,7 @@ from zmqengine.engine.speculation.costs import WidthCosts  # noqa: E402
 from zmqengine.engine.speculation.draft_model import DraftModel  # noqa: E402
 from zmqengine.engine.speculation.head_drafts import HeadDrafts  # noqa: E402
 from zmqengine.engine.speculation.source import ModelSource  # noqa: E402
-from zmqengine.engine.step.mlx_engine import MlxEngine  # noqa: E402
+from zmqengine.engine.step.mlx_engine import NO_ADAPTERS, MlxEngine  # noqa: E402
 from zmqengine.engine.vision.eye import Eye  # noqa: E402
 from zmqengine.engine.vision.opening import open_eye  # noqa: E402
 from zmqengine.errors import ConfigError, ModelLoadError  # noqa: E402
@@ -115,7 +114,11 @@ def open_mlx_engine(
         draw, facts["drawing"] = open_draw(loaded.info.vocab_size, saved)
     opened = _open_model(loaded, options, saved, device, head, report)
     facts |= opened.facts
-    loaded, opened = _with_adapters(loaded, opened, options)
+    adapters = _open_adapters(opened, options)
+    if adapters is not None:
+        weights_bytes = loaded.info.parameter_bytes + adapters.bytes
+        info = replace(loaded.info, parameter_bytes=weights_bytes, adapters=adapters.digests)
+        loaded = replace(loaded, info=info)
     parameter_bytes = loaded.info.parameter_bytes
     eye: Eye | None = None
     if loaded.vision is not None:
@@ -154,6 +157,7 @@ def open_mlx_engine(
         eye=eye,
         images_bytes_max=0 if eye is None else int(limit * FEATURES_SHARE),
         tower_bytes=tower_bytes,
+        adapters=adapters,
     )
     if saved is not None and speculator is not None and speculator.has_all_costs:
         saved.keep({steps: speculator.costs.as_text()})
@@ -183,27 +187,14 @@ def open_mlx_engine(
     return OpenedEngine(engine, loaded, opened.runner, loaded.tokenizer, limit, facts)
 
 
-def _with_adapters(
-    loaded: LoadedModel, opened: OpenedModel, options: EngineOptions
-) -> tuple[LoadedModel, OpenedModel]:
-    """The model and its runner with the adapters in `options`. Raises `ModelLoadError`."""
-    if not options.adapters:
-        return loaded, opened
-    runner = opened.runner
-    if not isinstance(runner, SlotRunner):
-        raise ModelLoadError("--adapter: this model runs by mlx-lm's own code, where all rows share one")
-    loras = [read_lora(name, directory) for name, directory in options.adapters.items()]
-    adapters = Adapters(runner.decoder.weights, loras)
-    info = replace(
-        loaded.info,
-        parameter_bytes=loaded.info.parameter_bytes + adapters.bytes,
-        adapters={lora.name: lora.digest for lora in loras},
-    )
-    adapted = runner.adapted(adapters)
-    if (decoder := adapted.decoder).replays:
-        sizes = {decoder.ops.padded(rows) for rows in range(1, options.rows_max + 1)}
-        decoder.trace(sorted(sizes), time.perf_counter() + options.warm_up_s)
-    return replace(loaded, info=info), replace(opened, runner=adapted)
+def _open_adapters(opened: OpenedModel, options: EngineOptions) -> LoadedAdapters | None:
+    """The adapters in `options`; None where no row can have one of its own. Raises `ModelLoadError`."""
+    if isinstance(opened.runner, SlotRunner):
+        loras = [read_lora(name, directory) for name, directory in options.adapters.items()]
+        return LoadedAdapters(opened.runner, loras)
+    if options.adapters:
+        raise ModelLoadError(f"--adapter: {NO_ADAPTERS}")
+    return None
 
 
 def _name_of_steps(loaded: LoadedModel, options: EngineOptions) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from zmqengine.checkpoint.on_disk import local_directory
 from zmqengine.checkpoint.text_config import number_type
 from zmqengine.config import WorkerConfig
+from zmqengine.engine.adapters.adapter_files import read_files
 from zmqengine.engine.grammar.matcher import NeverBegins
 from zmqengine.engine.host.device_errors import device_error
 from zmqengine.engine.host.environment import TF32_VARIABLE, cuda_version
@@ -33,6 +34,7 @@ from zmqengine.worker.process.memory_share import MemoryShare
 from zmqengine.worker.process.power import Wired
 
 if TYPE_CHECKING:
+    from zmqengine.engine.fake.fake_engine import FakeEngine
     from zmqengine.worker.requests.constraint_compiler import ConstraintCompiler
 
 Report = Callable[[str, "float | None"], None]
@@ -288,7 +290,7 @@ def _open_fake(config: WorkerConfig) -> Opened:
         fake = FakeEngineConfig.from_json(config.engine.removeprefix("fake:") or "{}")
         if config.model_name:
             fake = msgspec.structs.replace(fake, name=config.model_name)
-        engine = FakeEngine(fake) if fake.generates else FakeVectorEngine(fake)
+        engine = _fake_with_adapters(FakeEngine(fake), config) if fake.generates else FakeVectorEngine(fake)
     except msgspec.DecodeError as error:
         raise ConfigError(f"the fake engine's configuration is wrong: {error}") from None
     card = engine.info.vision
@@ -312,6 +314,12 @@ def _open_fake(config: WorkerConfig) -> Opened:
         memory_limit_bytes=config.memory_limit_bytes or physical_memory_bytes(),
         facts={"engine": "fake"},
     )
+
+
+def _fake_with_adapters(engine: FakeEngine, config: WorkerConfig) -> FakeEngine:
+    for name, directory in config.adapters.items():
+        engine.load_adapter(read_files(name, directory), lambda bytes_: None)
+    return engine
 
 
 def physical_memory_bytes() -> int:

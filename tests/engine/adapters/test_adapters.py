@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx.nn.layers.linear import Linear as LinearModule
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from tests.support.drafts import Erring, speculator
-from tests.support.engines import finish, greedy, make_engine, runner_of
+from tests.support.engines import Run, finish, greedy, make_engine, runner_of, step
 from tests.support.models import LLAMA, VOCAB_SIZE, build_model, save_model
 from zmqengine.bench.models.small_models import ARCHITECTURES
-from zmqengine.engine.adapters.lora_deltas import Adapters
-from zmqengine.engine.adapters.lora_files import Lora, read_lora
+from zmqengine.engine.adapters.adapter_files import read_files
+from zmqengine.engine.adapters.loaded import LoadedAdapters
+from zmqengine.engine.adapters.lora_files import Lora, Pair, read_lora
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.models.decoder import DecoderModel
 from zmqengine.engine.models.slot_runner import SlotRunner
 from zmqengine.engine.open import open_mlx_engine
 from zmqengine.engine.options import EngineOptions
 from zmqengine.engine.seeds import seed_key
-from zmqengine.errors import ConfigError, ModelLoadError
+from zmqengine.errors import ConfigError, ModelLoadError, NeverFits
 
 COUNT = 12
 KEYS = {
@@ -120,7 +119,7 @@ def engine_with(loras: list[Lora], kernels: Any = "auto", *, replays: bool = Fal
     assert isinstance(runner, SlotRunner)
     if replays:
         runner = SlotRunner(DecoderModel(runner.decoder.weights, runner.decoder.ops, replays=True), 2048)
-    return make_engine(runner.adapted(Adapters(runner.decoder.weights, loras)), **options)
+    return make_engine(runner, adapters=LoadedAdapters(runner, loras), **options)
 
 
 def request(row: int, prompt: list[int], name: str, **fields: Any) -> RowRequest:
@@ -143,8 +142,8 @@ def test_rows_of_different_adapters_in_one_batch_are_those_of_fused_models(
         run = finish(engine)
         assert [run.ids(row.row) for row in rows] == expected
     assert run.cached(len(names)) == len(prompts[0]) - 1
-    traced = {adapted for _, _, adapted in engine._runner.decoder._traces._calls}
-    assert traced == ({False, True} if replays else set())
+    traces = engine._runner.decoder._adapted_traces._calls
+    assert {adapted for _, _, adapted in traces} == ({True} if replays else set())
 
 
 def test_a_row_alone_is_the_same(loras: list[Lora]) -> None:
@@ -156,19 +155,22 @@ def test_a_row_alone_is_the_same(loras: list[Lora]) -> None:
         assert finish(engine).ids(row) == told(name, prompt)
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "gemma3_text", "gemma4_text", "qwen3_5", "gpt_oss"])
-def test_rows_of_other_families_are_those_of_adapted_models(tmp_path: Path, kind: str) -> None:
-    """With gates, norms and keys of their own; of mixtures attention alone is adapted."""
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "qwen3_moe", "gemma3_text", "gemma4_text", "gemma4 mixture", "qwen3_5 mixture", "qwen3_next", "gpt_oss",
+        "glm4_moe", "lfm2", "lfm2_moe",
+    ],
+)  # fmt: skip
+def test_rows_of_each_family_are_those_of_adapted_models(tmp_path: Path, kind: str) -> None:
+    """With every product of a layer that mlx-lm's training adapts by default: attention, recurrences, experts, routers
+    and inputs of layers. Prompts are long enough for pairs of token and expert to be sorted."""
     config = {**ARCHITECTURES[kind], "vocab_size": VOCAB_SIZE}
-    model = build_model(config)
-    names = {name for name, module in model.named_modules() if isinstance(module, LinearModule)}
-    wanted = ("self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
-    keys = [key for key in wanted if any(re.search(rf"layers\.\d+\.{key}$", name) for name in names)]
-    given = {"rank": 4, "scale": 2.0, "dropout": 0.0, "keys": keys}
     # Opened before it is adapted: opening reads plain modules.
-    runner = runner_of(model)
+    runner = runner_of(build_model(config))
     assert isinstance(runner, SlotRunner)
     theirs = build_model(config)
+    given = {"rank": 4, "scale": 2.0, "dropout": 0.0}
     linear_to_lora_layers(theirs, 99, given)
     mx.random.seed(7)
     arrays = {path: 0.2 * mx.random.normal(array.shape) for path, array in factors_of(theirs).items()}
@@ -177,20 +179,122 @@ def test_rows_of_other_families_are_those_of_adapted_models(tmp_path: Path, kind
     (tmp_path / "adapter_config.json").write_text(json.dumps({"lora_parameters": given}))
     lora = read_lora("own", tmp_path)
     assert len(lora.pairs) * 2 == len(arrays)
-    engine = make_engine(runner.adapted(Adapters(runner.decoder.weights, [lora])))
-    prompts = [tokens(30, 1), tokens(12, 2), tokens(30, 1)]
-    names_of_rows = ("own", "own", "")
+    # A second one has numbers of its own, and other ranks.
+    halves = {key: Pair(pair.down[..., :2], pair.up[..., :2, :]) for key, pair in [*lora.pairs.items()][::2]}
+    other = Lora("other", "", halves)
+    engine = make_engine(runner, adapters=LoadedAdapters(runner, [other, lora]))
+    prompts = [tokens(40, 1), tokens(12, 2), tokens(40, 1), tokens(40, 1)]
+    names_of_rows = ("own", "own", "", "other")
     engine.insert([request(row, prompts[row], name, logprobs=0) for row, name in enumerate(names_of_rows)])
     run = finish(engine)
     assert [run.ids(row) for row in (0, 1)] == [greedy(theirs, prompt, COUNT) for prompt in prompts[:2]]
     assert run.ids(2) == greedy(build_model(config), prompts[2], COUNT)
     # A random model may repeat itself with any adapter.
-    first, _, plain = (run.tokens[row][0].logprobs for row in range(3))
+    first, plain, third = (run.tokens[row][0].logprobs for row in (0, 2, 3))
     assert first is not None
     assert plain is not None
-    assert abs(first.logprob - plain.logprob) > 1e-3
+    assert third is not None
+    assert len({round(each.logprob, 3) for each in (first, plain, third)}) == 3
     logits = theirs(mx.array([prompts[0]]))[0, -1].astype(mx.float32)
     assert first.logprob == pytest.approx(float(mx.max(logits - mx.logsumexp(logits))), abs=5e-3)
+
+
+@pytest.mark.parametrize(("kernels", "replays"), [("auto", False), ("mlx", True)])
+def test_adapters_come_and_go_while_rows_run(
+    loras: list[Lora], tmp_path: Path, kernels: str, replays: bool
+) -> None:
+    """Rows in prefill and decode go on with the same tokens, of the adapters that stay and of those that come."""
+    second = read_files("second", write_peft(tmp_path / "second", "second"))
+    engine = engine_with(loras[:1], kernels, replays=replays, prefill_chunk=16)
+    bytes_of_first = engine.info.parameter_bytes
+    names = ["first", "", "second", "first", "second"]
+    prompts = [tokens(length, length) for length in (50, 9, 21, 30, 12)]
+    rows = [request(row, prompt, names[row]) for row, prompt in enumerate(prompts)]
+    run, asked = Run(), list[int]()
+    engine.insert(rows[:2])
+    step(engine, run)
+    engine.load_adapter(second, asked.append)
+    assert list(engine.info.adapters) == ["first", "second"]
+    engine.insert(rows[2:3])
+    step(engine, run)
+    finish(engine, run)
+    engine.unload_adapter("second")
+    assert engine.info.parameter_bytes == bytes_of_first
+    engine.insert(rows[3:4])
+    step(engine, run)
+    engine.load_adapter(second, asked.append)
+    finish(engine, run)
+    assert asked[0] == asked[1] > engine.info.parameter_bytes - bytes_of_first > 0
+    engine.unload_adapter("first")
+    engine.insert(rows[4:])
+    finish(engine, run)
+    assert [run.ids(row.row) for row in rows] == [told(*each) for each in zip(names, prompts, strict=True)]
+
+
+def test_an_adapter_that_is_refused_leaves_the_others_as_they_were(loras: list[Lora], tmp_path: Path) -> None:
+    """For want of room, or for its shapes."""
+    engine = engine_with(loras[:1])
+    info, prompt = engine.info, tokens(20, 1)
+
+    def refuse(bytes_: int) -> None:
+        raise NeverFits(f"{bytes_} bytes")
+
+    with pytest.raises(NeverFits, match="bytes"):
+        engine.load_adapter(read_files("x", write_peft(tmp_path / "x", "second")), refuse)
+    damaged = read_files("x", tmp_path / "x")._replace(arrays=b"nothing")
+    with pytest.raises(ModelLoadError, match="the adapter x cannot be read"):
+        engine.load_adapter(damaged, lambda bytes_: None)
+    assert engine.info == info
+    engine.insert([request(0, prompt, "first")])
+    assert finish(engine).ids(0) == told("first", prompt)
+
+
+def test_a_model_that_mlx_lm_runs_takes_none(tmp_path: Path) -> None:
+    """With the reason."""
+    engine = make_engine(runner_of(build_model(LLAMA), "mlx-lm"))
+    with pytest.raises(ModelLoadError, match="mlx-lm's own code"):
+        engine.load_adapter(read_files("x", write_peft(tmp_path / "x", "first")), lambda bytes_: None)
+
+
+def test_experts_with_names_of_their_own_are_read(tmp_path: Path) -> None:
+    """As PEFT writes them; some of them without the others are refused."""
+    kind = {**ARCHITECTURES["qwen3_moe"], "vocab_size": VOCAB_SIZE}
+    name = "base_model.model.model.layers.0.mlp.experts.{}.up_proj.lora_{}.weight"
+    runner = runner_of(build_model(kind))
+    (up, *_), inputs = runner.decoder.layers[0].mlp.gate_up, kind["hidden_size"]
+    experts, half = up.weight.shape[0], up.outputs // 2
+    mx.random.seed(3)
+    arrays = {}
+    for expert in range(experts):
+        arrays[name.format(expert, "A")] = 0.3 * mx.random.normal((2, inputs))
+        arrays[name.format(expert, "B")] = 0.3 * mx.random.normal((half, 2))
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4}))
+    mx.save_safetensors(str(tmp_path / "adapter_model.safetensors"), arrays)
+    theirs = build_model(kind)
+    module = theirs.layers[0].mlp.switch_mlp.up_proj
+    added = [2 * arrays[name.format(each, "B")] @ arrays[name.format(each, "A")] for each in range(experts)]
+    module.weight = module.weight + mx.stack(added).astype(module.weight.dtype)
+    engine = make_engine(runner, adapters=LoadedAdapters(runner, [read_lora("x", tmp_path)]))
+    prompt = tokens(40, 5)
+    engine.insert([request(0, prompt, "x")])
+    assert finish(engine).ids(0) == greedy(theirs, prompt, COUNT)
+    del arrays[name.format(1, "A")], arrays[name.format(1, "B")]
+    mx.save_safetensors(str(tmp_path / "adapter_model.safetensors"), arrays)
+    with pytest.raises(ModelLoadError, match=r"some experts of mlp\.experts\.up_proj of layer 0"):
+        read_lora("x", tmp_path)
+
+
+def test_layers_of_a_vision_tower_are_not_those_of_the_decoder(loras: list[Lora], tmp_path: Path) -> None:
+    """Whose names end alike."""
+    directory = write_peft(tmp_path / "x", "first")
+    file = str(directory / "adapter_model.safetensors")
+    arrays: dict[str, mx.array] = mx.load(file)  # type: ignore[assignment]
+    towers = {
+        key.replace("model.layers", "vision_tower.encoder.layers"): each for key, each in arrays.items()
+    }
+    mx.save_safetensors(file, {**arrays, **towers})
+    with pytest.raises(ModelLoadError, match="vision_tower"):
+        read_lora("x", directory)
 
 
 def test_drafts_of_rows_with_adapters_are_verified_with_them(loras: list[Lora]) -> None:
@@ -267,10 +371,10 @@ def test_an_adapter_that_changes_what_none_may_is_refused(tmp_path: Path, loras:
     """Another model's, products that are not the decoder's, and experts."""
     other = build_model({**LLAMA, "hidden_size": 32})
     with pytest.raises(ModelLoadError, match="another model"):
-        Adapters(runner_of(other).decoder.weights, loras)
+        LoadedAdapters(runner_of(other), loras)
     expert = Lora("x", "", {(0, "mlp.switch_mlp.up_proj"): next(iter(loras[2].pairs.values()))})
     with pytest.raises(ModelLoadError, match=r"mlp\.switch_mlp\.up_proj of layer 0"):
-        Adapters(runner_of(build_model(LLAMA)).decoder.weights, [expert])
+        LoadedAdapters(runner_of(build_model(LLAMA)), [expert])
     with pytest.raises(ModelLoadError, match="cannot be read"):
         read_lora("x", tmp_path)
 

@@ -1,7 +1,10 @@
 """LoRA adapters: rows of one step may each have another one.
 
-lora_files.py   adapters as mlx-lm and PEFT write them
-lora_deltas.py  what they add to the products of a step
+adapter_files.py  the files that mlx-lm and PEFT write
+lora_files.py     their arrays
+projections.py    the products of a layer that they change, by name
+lora_deltas.py    what they add to the products of a step
+loaded.py         those that rows may have now
 
 An adapter adds to a product with weights W the product of two narrow ones, x A B. Those of all adapters are stacked,
 and a token looks up its own; one without an adapter looks up zeros. Where no row of a step has one, no product is

@@ -3,40 +3,104 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from zmqengine.engine.adapters.lora_files import Lora, Pair
-from zmqengine.engine.models.architecture import DecoderLayer, DecoderWeights
-from zmqengine.engine.models.families.gemma import GemmaLayer
-from zmqengine.engine.models.families.llama import LlamaLayer
-from zmqengine.engine.models.families.qwen_next import QwenNextLayer
-from zmqengine.engine.models.layers import Gated, HeadShape, Linear
+from zmqengine.engine.adapters.projections import common_name, edited
+from zmqengine.engine.models.architecture import DecoderWeights
+from zmqengine.engine.models.layers import Linear
 from zmqengine.engine.models.model_runner import RowPiece
 from zmqengine.engine.models.ops import by_look_up
+from zmqengine.engine.models.tree import mapped, parts_of
 from zmqengine.errors import ModelLoadError
+
+_Key = tuple[int, str]
 
 
 class Adapters:
-    """Adapters of a decoder, by name. `weights` are its own with the factors of all of them.
+    """Adapters of a decoder. `weights` are its own with the factors of all of them.
 
-    Raises `ModelLoadError` for products that none may change.
+    They are constant: another set of adapters is another object, and a step in flight keeps its own. The factors of a
+    new set are not computed before `computed`, but have sizes.
     """
 
-    def __init__(self, weights: DecoderWeights, loras: Sequence[Lora]) -> None:
-        self._numbers = {lora.name: number for number, lora in enumerate(loras, start=1)}
-        adapting = _Adapting(loras)
-        layers = tuple(adapting.layer(number, layer) for number, layer in enumerate(weights.layers))
-        if adapting.left:
-            name, number, module = min(adapting.left)
+    def __init__(
+        self,
+        weights: DecoderWeights,
+        digests: Mapping[str, str] = {},
+        ranks: Sequence[Mapping[_Key, int]] = (),
+    ) -> None:
+        self.weights = weights
+        self.digests = dict(digests)
+        self._ranks = list(ranks)
+        self._numbers = {name: number for number, name in enumerate(self.digests, start=1)}
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all factors."""
+        linears = parts_of(self.weights.layers, Linear)
+        return sum(
+            0 if each is None else each.nbytes for linear in linears for each in (linear.down, linear.up)
+        )
+
+    def added(self, lora: Lora) -> Adapters:
+        """These and one more. Raises `ModelLoadError` for another model's, and for products that none may change."""
+        pairs: dict[_Key, Pair] = {}
+        for (number, module), pair in lora.pairs.items():
+            if pairs.setdefault((number, common_name(module)), pair) is not pair:
+                raise ModelLoadError(f"the adapter {lora.name} changes {module} of layer {number} twice")
+        count, left = len(self._numbers), set(pairs)
+
+        def add(number: int, widths: Mapping[str, int], linear: Linear) -> Linear:
+            left.difference_update((number, module) for module in widths)
+            given = [pairs.get((number, module)) for module in widths]
+            try:
+                return _with_factors(linear, count, given, list(widths.values()))
+            except ValueError as error:
+                raise ModelLoadError(f"the adapter {lora.name} is for another model: {error}") from None
+
+        weights = _edited(self.weights, add)
+        if left:
+            names = {(number, common_name(module)): module for number, module in lora.pairs}
+            number, module = min(left)
             raise ModelLoadError(
-                f"the adapter {name} changes {module} of layer {number}, which no adapter may change with this model"
+                f"the adapter {lora.name} changes {names[number, module]} of layer {number}, which no adapter may "
+                "change with this model"
             )
-        self.weights = weights._replace(layers=layers)
-        self.bytes = adapting.bytes
+        ranks = {key: pair.rank for key, pair in pairs.items()}
+        return Adapters(weights, {**self.digests, lora.name: lora.digest}, [*self._ranks, ranks])
+
+    def without(self, name: str) -> Adapters:
+        """These but one."""
+        index = self._numbers[name] - 1
+        ranks = [each for at, each in enumerate(self._ranks) if at != index]
+        others = mx.array([at for at in range(len(self._ranks) + 1) if at != index + 1])
+
+        def remove(number: int, widths: Mapping[str, int], linear: Linear) -> Linear:
+            if linear.down is None or linear.up is None:
+                return linear
+            rank = max((sum(each.get((number, module), 0) for module in widths) for each in ranks), default=0)
+            if not rank:
+                return linear._replace(down=None, up=None)
+            down, up = _mlx(linear.down), _mlx(linear.up)
+            return linear._replace(down=down[others][..., :rank], up=up[others][..., :rank, :])
+
+        digests = {each: digest for each, digest in self.digests.items() if each != name}
+        return Adapters(_edited(self.weights, remove), digests, ranks)
+
+    def computed(self) -> Adapters:
+        """The same with all factors in memory."""
+        arrays = [(linear.down, linear.up) for linear in parts_of(self.weights.layers, Linear)]
+        mx.eval([each for pair in arrays for each in pair if isinstance(each, mx.array)])
+        return Adapters(
+            self.weights._replace(layers=mapped(self.weights.layers, Linear, _settled)),
+            self.digests,
+            self._ranks,
+        )
 
     def of_step(self, pieces: Sequence[RowPiece], padded: int) -> Deltas | None:
         """The products to add to those of a step; None where no row has an adapter."""
@@ -75,79 +139,80 @@ class Deltas:
             return outputs
         if self._is_one:
             number = int(self._numbers[0])
-            return outputs + (inputs @ down[number]) @ up[number]
+            return mx.addmm(outputs, inputs @ down[number], up[number])
         return outputs + by_look_up(inputs, linear, self.looked_up)
 
 
-class _Adapting:
-    """Puts the factors of adapters into layers. `left`: what they change beyond the layers that were seen."""
+def _edited(
+    weights: DecoderWeights, change: Callable[[int, Mapping[str, int], Linear], Linear]
+) -> DecoderWeights:
+    """Weights whose products went through `change`, each with its layer and its modules."""
 
-    def __init__(self, loras: Sequence[Lora]) -> None:
-        self._loras = loras
-        self.left = {(lora.name, *key) for lora in loras for key in lora.pairs}
-        self.bytes = 0
+    def each(number: int, widths: Mapping[str, int], *linears: Linear) -> tuple[Linear, ...]:
+        apart = [widths] if len(linears) == 1 else [{module: width} for module, width in widths.items()]
+        return tuple(change(number, own, linear) for own, linear in zip(apart, linears, strict=True))
 
-    def layer(self, number: int, layer: DecoderLayer) -> DecoderLayer:
-        """The layer with factors."""
-        if not isinstance(layer, LlamaLayer | GemmaLayer | QwenNextLayer):
-            return layer
-        if isinstance(heads := layer.mixer, HeadShape):
-            queries, keys = heads.heads * heads.dim * (1 + heads.gated), heads.key_heads * heads.dim
-            widths = {"self_attn.q_proj": queries}
-            if not heads.reads_only:
-                widths |= {"self_attn.k_proj": keys}
-            if not heads.reads_only and not heads.keys_are_values:
-                widths |= {"self_attn.v_proj": keys}
-            (out,) = self._products(number, {"self_attn.o_proj": layer.out.outputs}, (layer.out,))
-            layer = layer._replace(inputs=self._products(number, widths, layer.inputs), out=out)
-        if isinstance(mlp := layer.mlp, Gated):
-            half = sum(linear.outputs for linear in mlp.gate_up) // 2
-            gate_up = self._products(number, {"mlp.gate_proj": half, "mlp.up_proj": half}, mlp.gate_up)
-            (down,) = self._products(number, {"mlp.down_proj": mlp.down.outputs}, (mlp.down,))
-            layer = layer._replace(mlp=mlp._replace(gate_up=gate_up, down=down))
-        return layer
-
-    def _products(
-        self, number: int, widths: Mapping[str, int], linears: tuple[Linear, ...]
-    ) -> tuple[Linear, ...]:
-        """Products with factors: those of the modules with these outputs, joined or not."""
-        joined = [list(widths)] if len(linears) == 1 else [[module] for module in widths]
-        return tuple(
-            self._product(number, {module: widths[module] for module in modules}, linear)
-            for modules, linear in zip(joined, linears, strict=True)
-        )
-
-    def _product(self, number: int, widths: Mapping[str, int], linear: Linear) -> Linear:
-        given = [[lora.pairs.get((number, module)) for module in widths] for lora in self._loras]
-        self.left -= {(lora.name, number, module) for lora in self._loras for module in widths}
-        if all(pair is None for pairs in given for pair in pairs):
-            return linear
-        down, up = _stack(given, list(widths.values()), linear)
-        self.bytes += down.nbytes + up.nbytes
-        return linear._replace(down=down, up=up)
+    layers = (edited(layer, functools.partial(each, number)) for number, layer in enumerate(weights.layers))
+    return weights._replace(layers=tuple(layers))
 
 
-def _stack(given: Sequence[Sequence[Pair | None]], widths: Sequence[int], linear: Linear) -> tuple[Any, Any]:
-    """The pairs of a joined product: the narrow ones side by side, and the outputs of each module apart."""
-    ranks = [sum(0 if pair is None else pair.down.shape[1] for pair in pairs) for pairs in given]
-    down = np.zeros((len(given) + 1, linear.inputs, max(ranks)), np.float32)
-    up = np.zeros((len(given) + 1, max(ranks), sum(widths)), np.float32)
-    for number, pairs in enumerate(given, start=1):
-        rank, output = 0, 0
-        for pair, width in zip(pairs, widths, strict=True):
-            if pair is not None:
-                if pair.down.shape[0] != linear.inputs or pair.up.shape != (pair.down.shape[1], width):
-                    raise ModelLoadError(
-                        f"an adapter is for another model: it has {tuple(pair.down.shape)} and "
-                        f"{tuple(pair.up.shape)} for {linear.inputs} inputs and {width} outputs"
-                    )
-                within = slice(rank, rank + pair.down.shape[1])
-                down[number, :, within] = np.array(pair.down.astype(mx.float32))
-                up[number, within, output : output + width] = np.array(pair.up.astype(mx.float32))
-                rank = within.stop
-            output += width
-    if isinstance(linear.weight, np.ndarray):
+def _with_factors(linear: Linear, count: int, given: Sequence[Pair | None], widths: Sequence[int]) -> Linear:
+    """A product with the factors of one more adapter behind those of `count` others, and zeros first of all."""
+    rank = sum(0 if pair is None else pair.rank for pair in given)
+    if not rank and linear.down is None:
+        return linear
+    experts = tuple(linear.weight.shape[:-2])
+    dtype = mx.float32 if isinstance(linear.weight, np.ndarray) else linear.dtype
+    down, up = _factors(linear, given, widths, dtype)
+    if linear.down is None or linear.up is None:
+        most = rank
+        downs = mx.zeros((1 + count, *experts, linear.inputs, rank), dtype)
+        ups = mx.zeros((1 + count, *experts, rank, sum(widths)), dtype)
+    else:
+        most = max(rank, linear.up.shape[-2])
+        downs, ups = _wide(_mlx(linear.down), _mlx(linear.up), most)
+    down, up = _wide(down, up, most)
+    return linear._replace(down=mx.concatenate([downs, down]), up=mx.concatenate([ups, up]))
+
+
+def _factors(
+    linear: Linear, given: Sequence[Pair | None], widths: Sequence[int], dtype: mx.Dtype
+) -> tuple[mx.array, mx.array]:
+    """The factors [1, inputs, ranks] and [1, ranks, outputs] of a joined product: those of its modules side by side,
+    each with outputs of its own."""
+    experts = tuple(linear.weight.shape[:-2])
+    downs = [mx.zeros((*experts, linear.inputs, 0), dtype)]
+    ups = [mx.zeros((*experts, 0, sum(widths)), dtype)]
+    before = 0
+    for pair, width in zip(given, widths, strict=True):
+        if pair is not None:
+            fits = pair.down.shape == (*experts, linear.inputs, pair.rank)
+            if not fits or pair.up.shape != (*experts, pair.rank, width):
+                told = f"{linear.inputs} inputs and {width} outputs"
+                told += f" of {experts[0]} experts" if experts else ""
+                raise ValueError(f"it has {pair.down.shape} and {pair.up.shape} for {told}")
+            downs.append(pair.down.astype(dtype))
+            behind = sum(widths) - before - width
+            ups.append(mx.pad(pair.up.astype(dtype), [(0, 0)] * (pair.up.ndim - 1) + [(before, behind)]))
+        before += width
+    return mx.concatenate(downs, axis=-1)[None], mx.concatenate(ups, axis=-2)[None]
+
+
+def _wide(down: mx.array, up: mx.array, rank: int) -> tuple[mx.array, mx.array]:
+    """Factors with zeros up to this rank."""
+    more = rank - down.shape[-1]
+    if not more:
         return down, up
-    stacked = mx.array(down).astype(linear.dtype), mx.array(up).astype(linear.dtype)
-    mx.eval(stacked)
-    return stacked
+    before = [(0, 0)] * (down.ndim - 2)
+    return mx.pad(down, [*before, (0, 0), (0, more)]), mx.pad(up, [*before, (0, more), (0, 0)])
+
+
+def _mlx(array: Any) -> mx.array:
+    return array if isinstance(array, mx.array) else mx.array(array)
+
+
+def _settled(linear: Linear) -> Linear:
+    """A product whose factors are arrays of the kind that its weights are."""
+    if linear.down is None or not isinstance(linear.weight, np.ndarray):
+        return linear
+    return linear._replace(down=np.asarray(linear.down), up=np.asarray(linear.up))

@@ -1,35 +1,38 @@
-"""LoRA adapters as files: those of mlx-lm (adapters.safetensors) and of PEFT (adapter_model.safetensors)."""
+"""LoRA adapters as arrays: those of mlx-lm (adapters.safetensors) and of PEFT (adapter_model.safetensors)."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
+import io
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import mlx.core as mx
 
-from zmqengine.errors import ModelLoadError
+from zmqengine.engine.adapters.adapter_files import AdapterFiles, read_files, unreadable
 
-_MLX_LM, _PEFT = "adapters.safetensors", "adapter_model.safetensors"
+_Key = tuple[int, str]
+
+# Layers of a tower for images have other names before them, and are not a decoder's.
 _PART = re.compile(
-    r"(?:.*\.)?layers\.(?P<layer>\d+)\.(?P<module>[\w.]+)\.lora_(?P<side>[aAbB])(?:\.default)?(?:\.weight)?"
+    r"(?:(?:base_model|model|language_model)\.)*layers\.(?P<layer>\d+)\.(?P<module>[\w.]+)"
+    r"\.lora_(?P<side>[aAbB])(?:\.default)?(?:\.weight)?"
 )
-_UNREAD = {
-    "use_dora": False, "bias": "none", "modules_to_save": None, "rank_pattern": {}, "alpha_pattern": {},
-    "fan_in_fan_out": False,
-}  # fmt: skip
-"""Options of PEFT that change what is computed, and their values that do not."""
+_EXPERT = re.compile(r"(?P<before>.*experts)\.(?P<number>\d+)\.(?P<product>\w+)")
 
 
 class Pair(NamedTuple):
-    """The factors of one product: `down` [inputs, rank], and `up` [rank, outputs] with the scale in it."""
+    """The factors of one product: `down` [inputs, rank], and `up` [rank, outputs] with the scale in it. Those of a
+    mixture begin with an axis of experts."""
 
     down: mx.array
     up: mx.array
+
+    @property
+    def rank(self) -> int:
+        """Numbers between the factors."""
+        return self.down.shape[-1]
 
 
 class Lora(NamedTuple):
@@ -37,49 +40,55 @@ class Lora(NamedTuple):
 
     name: str
     digest: str
-    pairs: Mapping[tuple[int, str], Pair]
+    pairs: Mapping[_Key, Pair]
 
 
 def read_lora(name: str, directory: Path) -> Lora:
     """Read the adapter in a directory, to be known as `name`. Raises `ModelLoadError`."""
+    return lora_of(read_files(name, directory))
+
+
+def lora_of(files: AdapterFiles) -> Lora:
+    """The arrays in the files of an adapter. Raises `ModelLoadError`."""
     try:
-        config = json.loads((directory / "adapter_config.json").read_text("utf-8"))
-        is_peft = (directory / _PEFT).is_file()
-        file = directory / (_PEFT if is_peft else _MLX_LM)
-        scale = _scale_of_peft(config) if is_peft else _scale_of_mlx_lm(config)
-        arrays: dict[str, mx.array] = mx.load(str(file))  # type: ignore[assignment]
-        digest = hashlib.blake2b(file.read_bytes() + repr(scale).encode(), digest_size=8).hexdigest()
-        return Lora(name, digest, _pairs(arrays, scale, is_peft=is_peft))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise ModelLoadError(f"the adapter {name} in {directory} cannot be read: {error}") from error
+        arrays: dict[str, mx.array] = mx.load(io.BytesIO(files.arrays), format="safetensors")  # type: ignore[assignment]
+        pairs = _with_experts_stacked(_pairs(arrays, files.scale, is_peft=files.is_peft))
+    except (ValueError, KeyError, RuntimeError) as error:
+        raise unreadable(files.name, error) from error
+    return Lora(files.name, files.digest, pairs)
 
 
-def _scale_of_mlx_lm(config: Mapping[str, Any]) -> float:
-    kind = config.get("fine_tune_type", "lora")
-    if kind != "lora":
-        raise ValueError(f"it is of the kind {kind!r}, not lora")
-    return float(config["lora_parameters"]["scale"])
-
-
-def _scale_of_peft(config: Mapping[str, Any]) -> float:
-    if config.get("peft_type") != "LORA":
-        raise ValueError(f"it is of the kind {config.get('peft_type')!r}, not LORA")
-    for name, neutral in _UNREAD.items():
-        if config.get(name) not in (neutral, None):
-            raise ValueError(f"{name} is {config[name]!r}, which is not supported")
-    rank = int(config["r"])
-    return float(config["lora_alpha"]) / (math.sqrt(rank) if config.get("use_rslora") else rank)
-
-
-def _pairs(arrays: Mapping[str, mx.array], scale: float, *, is_peft: bool) -> dict[tuple[int, str], Pair]:
-    sides: dict[tuple[int, str], dict[str, mx.array]] = {}
+def _pairs(arrays: Mapping[str, mx.array], scale: float, *, is_peft: bool) -> dict[_Key, Pair]:
+    sides: dict[_Key, dict[str, mx.array]] = {}
     for name, array in arrays.items():
         match = _PART.fullmatch(name)
-        if match is None or array.ndim != 2:
+        if match is None or array.ndim not in (2, 3):
             raise ValueError(f"it changes {name}, which is not supported")
-        sides.setdefault((int(match["layer"]), match["module"]), {})[match["side"].lower()] = array
-    # PEFT keeps outputs first.
-    return {
-        key: Pair(pair["a"].T if is_peft else pair["a"], scale * (pair["b"].T if is_peft else pair["b"]))
-        for key, pair in sides.items()
-    }
+        # PEFT keeps outputs first, and so does mlx-lm for experts.
+        outputs_first = is_peft or array.ndim == 3
+        side = array.swapaxes(-1, -2) if outputs_first else array
+        sides.setdefault((int(match["layer"]), match["module"]), {})[match["side"].lower()] = side
+    for (layer, module), pair in sides.items():
+        if len(pair) == 1:
+            raise ValueError(f"of {module} of layer {layer} it has one factor of two")
+    return {key: Pair(pair["a"], scale * pair["b"]) for key, pair in sides.items()}
+
+
+def _with_experts_stacked(pairs: Mapping[_Key, Pair]) -> dict[_Key, Pair]:
+    """The pairs of experts that have names of their own, as PEFT writes them, as one for all."""
+    others: dict[_Key, Pair] = {}
+    apart: dict[_Key, dict[int, Pair]] = {}
+    for (layer, module), pair in pairs.items():
+        if (match := _EXPERT.fullmatch(module)) is None:
+            others[layer, module] = pair
+        else:
+            key = layer, f"{match['before']}.{match['product']}"
+            apart.setdefault(key, {})[int(match["number"])] = pair
+    for (layer, module), experts in apart.items():
+        if sorted(experts) != list(range(len(experts))):
+            raise ValueError(f"it changes some experts of {module} of layer {layer} and not others")
+        ordered = [experts[number] for number in range(len(experts))]
+        others[layer, module] = Pair(
+            mx.stack([pair.down for pair in ordered]), mx.stack([pair.up for pair in ordered])
+        )
+    return others

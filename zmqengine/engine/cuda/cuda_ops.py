@@ -78,13 +78,20 @@ class CudaOps(PlainOps):
         """See `PlainOps`. One kernel for the product and the activation."""
         linear = gate_up[0]
         is_one = len(gate_up) == 1 and not linear.bits and linear.dtype == inputs.dtype
-        if is_one and self.deltas is None and self._variant(linear, inputs.shape[0]) is few_rows:
+        if (
+            is_one
+            and (self.deltas is None or linear.down is None)
+            and self._variant(linear, inputs.shape[0]) is few_rows
+        ):
             return plain_products.few_rows(inputs, linear.weight, linear.bias, activation=activation)
         return super().gated(inputs, gate_up, activation)
 
     def mixture(self, inputs: mx.array, logits: mx.array, mlp: Experts) -> mx.array:
         """See `PlainOps`."""
-        if experts.supports(mlp) and inputs.dtype == mlp.down.dtype:
+        is_adapted = self.deltas is not None and any(
+            each.down is not None for each in (*mlp.gate_up, mlp.down)
+        )
+        if experts.supports(mlp) and inputs.dtype == mlp.down.dtype and not is_adapted:
             return experts.mixture(inputs, logits, mlp)
         return super().mixture(inputs, logits, mlp)
 

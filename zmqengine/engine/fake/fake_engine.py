@@ -6,12 +6,13 @@ that it has no probabilities: sampling fields other than the seed do not change 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import threading
 import time
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -36,6 +37,7 @@ from zmqengine.engine.seeds import mix, seed_key
 from zmqengine.vision_card import VisionCard
 
 if TYPE_CHECKING:
+    from zmqengine.engine.adapters.adapter_files import AdapterFiles
     from zmqengine.engine.disk_cache import DiskCache
 
 FAKE_CARD = VisionCard(
@@ -161,6 +163,7 @@ class FakeEngine:
     def __init__(self, config: FakeEngineConfig | None = None) -> None:
         self.config = config or FakeEngineConfig()
         self.info = self.config.model_info()
+        self._adapters: dict[str, AdapterFiles] = {}
         self.rows_max = self.config.rows_max
         self.step_tokens_max = 1
         self.padding_bytes_max = self.images_bytes_max = 0
@@ -198,6 +201,26 @@ class FakeEngine:
             except (ValueError, OverflowError, TypeError) as error:
                 failures.append(RowFailure(request.row, str(error)))
         return failures
+
+    def load_adapter(self, files: AdapterFiles, make_room: Callable[[int], None]) -> None:
+        """An adapter takes the bytes of its arrays."""
+        self._record("load_adapter", ())
+        make_room(len(files.arrays))
+        self._adapters[files.name] = files
+        self._note_adapters()
+
+    def unload_adapter(self, name: str) -> None:
+        self._record("unload_adapter", ())
+        self._adapters.pop(name, None)
+        self._note_adapters(without=name)
+
+    def _note_adapters(self, without: str = "") -> None:
+        known = {name: digest for name, digest in self.info.adapters.items() if name != without}
+        known |= {name: files.digest for name, files in self._adapters.items()}
+        weights_bytes = self.config.parameter_bytes + sum(
+            len(each.arrays) for each in self._adapters.values()
+        )
+        self.info = dataclasses.replace(self.info, adapters=known, parameter_bytes=weights_bytes)
 
     def embed(self, requests: Sequence[TextsRequest]) -> list[RowFailure]:
         self._record("embed", (request.row for request in requests))
@@ -391,7 +414,7 @@ class FakeEngine:
                 self._decode(row, result)
 
     def _count_memory(self) -> EngineMemory:
-        memory = _memory(self.config, self._rows.values(), self._prompt_cache, self._peak_bytes)
+        memory = _memory(self.config, self.info, self._rows.values(), self._prompt_cache, self._peak_bytes)
         self._peak_bytes = memory.peak
         return memory
 
@@ -486,14 +509,18 @@ def _output_max(request: RowRequest, config: FakeEngineConfig) -> int:
 
 
 def _memory(
-    config: FakeEngineConfig, rows: Iterable[_Row], prompt_cache: FakePromptCache, peak_bytes: int
+    config: FakeEngineConfig,
+    info: ModelInfo,
+    rows: Iterable[_Row],
+    prompt_cache: FakePromptCache,
+    peak_bytes: int,
 ) -> EngineMemory:
     """Bytes that a model would hold, and the most that it ever held."""
     kv = sum(row.held for row in rows) * config.kv_bytes_token
     parked, prompts = prompt_cache.parked_bytes, prompt_cache.prompt_bytes
-    active = config.parameter_bytes + kv + parked + prompts
+    active = info.parameter_bytes + kv + parked + prompts
     return EngineMemory(
-        weights=config.parameter_bytes,
+        weights=info.parameter_bytes,
         kv=kv,
         padding=0,
         parked=parked,

@@ -78,7 +78,14 @@ class DecoderModel:
         """Axes of the model, where it has three positions for a token."""
         self.mixing = Mixing(ops, [layer.mixer for layer in weights.layers], weights.sources)
         self.replays = replays
-        self._traces = _Traces(self)
+        self._traces = _Traces(self, weights)
+        self._adapted_layers = weights.layers
+        self._adapted_traces = self._traces
+
+    def adapt(self, weights: DecoderWeights) -> None:
+        """Steps with `deltas` have these weights from now on: those of the model, with factors."""
+        self._adapted_layers = weights.layers
+        self._adapted_traces = _Traces(self, weights)
 
     def embed(self, tokens: mx.array) -> mx.array:
         """Embeddings [rows, width, dim] of tokens [rows, width]."""
@@ -93,7 +100,8 @@ class DecoderModel:
         is_plain = inputs.embeddings is None and not inputs.deep and len(inputs.positions.shape) == 1
         is_short = inputs.deltas is None or inputs.tokens.shape[0] <= _ADAPTED_TOKENS_MAX
         if self.replays and is_plain and is_short:
-            return self._traces.replay(inputs, layout)
+            traces = self._traces if inputs.deltas is None else self._adapted_traces
+            return traces.replay(inputs, layout)
         self.ops.deltas = inputs.deltas
         try:
             return self._computed(inputs, layout)
@@ -105,10 +113,11 @@ class DecoderModel:
         if len(positions.shape) == 2:
             assert self.axes is not None, "the model has three positions for a token"
             positions = angles(positions, self.axes, self.mixing.rotation)
+        layers = self.layers if inputs.deltas is None else self._adapted_layers
         stream, own = begin(ops, self.weights, inputs.tokens, inputs.embeddings)
-        last = len(self.layers) - 1
+        last = len(layers) - 1
         tapped = []
-        for number, layer in enumerate(self.layers):
+        for number, layer in enumerate(layers):
             before = layer.before(ops, stream, positions)
             if number in self.taps:
                 tapped.append(before.hidden)
@@ -189,8 +198,8 @@ class _Traces:
     product of the next layer, rotated unless attention does that itself.
     """
 
-    def __init__(self, decoder: DecoderModel) -> None:
-        layers, weights = decoder.layers, decoder.weights
+    def __init__(self, decoder: DecoderModel, weights: DecoderWeights) -> None:
+        layers = weights.layers
         self._decoder = decoder
         self._ops = decoder.ops
         self._mixing = decoder.mixing

@@ -19,7 +19,8 @@ class Linear(NamedTuple):
     """Weights [outputs, inputs], or [experts, outputs, inputs]; with `bits` they are quantised, and have `scales`.
 
     `transposed`: a view of the weights as a product needs it; None for quantised ones. `down` [adapters, inputs, rank]
-    and `up` [adapters, rank, outputs]: factors of what each adapter adds; the first ones are zeros.
+    and `up` [adapters, rank, outputs]: factors of what each adapter adds; the first ones are zeros. Those of experts
+    are [adapters, experts, ...].
     """
 
     weight: mx.array

@@ -275,7 +275,8 @@ class PlainOps:
     def mixture(self, inputs: mx.array, logits: mx.array, experts: Experts) -> mx.array:
         """The sum [tokens, dim] of the outputs of experts, chosen and weighted by the router's `logits`."""
         chosen, shares = routed(logits, experts.router)
-        outputs = _each_expert(inputs, chosen, experts)
+        adapters = None if self.deltas is None else self.deltas.looked_up
+        outputs = _each_expert(inputs, chosen, experts, adapters)
         return (outputs * shares[..., None]).sum(axis=-2).astype(outputs.dtype)
 
 
@@ -372,6 +373,15 @@ def by_look_up(inputs: mx.array, linear: Linear, numbers: mx.array) -> mx.array:
     return mx.gather_mm(narrow, linear.up, rhs_indices=numbers)[:, 0]
 
 
+def experts_by_look_up(inputs: mx.array, linear: Linear, chosen: mx.array, numbers: mx.array) -> mx.array:
+    """The product that the adapter of each token adds to that of an expert, by the numbers of both."""
+    assert linear.down is not None, "a product without factors is not adapted"
+    assert linear.up is not None, "factors come in pairs"
+    both = numbers * linear.down.shape[1] + chosen.astype(numbers.dtype)
+    narrow = mx.gather_mm(inputs, linear.down.flatten(0, 1), rhs_indices=both)
+    return mx.gather_mm(narrow, linear.up.flatten(0, 1), rhs_indices=both)
+
+
 def quantised_product(inputs: mx.array, linear: Linear) -> mx.array:
     """A product with quantised weights, by MLX."""
     assert linear.scales is not None, "quantised weights have scales"
@@ -436,11 +446,17 @@ ACTIVATIONS: Mapping[str, Callable[[mx.array, mx.array], mx.array]] = {
 """Activations of gated MLPs by name."""
 
 
-def _each_expert(inputs: mx.array, chosen: mx.array, experts: Experts) -> mx.array:
-    """The outputs [tokens, chosen, dim] of the `chosen` experts of each token, before the router's weights."""
+def _each_expert(
+    inputs: mx.array, chosen: mx.array, experts: Experts, adapters: mx.array | None = None
+) -> mx.array:
+    """The outputs [tokens, chosen, dim] of the `chosen` experts of each token, before the router's weights.
+
+    `adapters` [tokens]: the number of each token's adapter.
+    """
     tokens, count = chosen.shape
     order = None
     by_token = inputs[:, None, None]
+    adapters = None if adapters is None else adapters[:, None]
     if is_sorted := tokens * count >= _SORTED_MIN:
         # Sorted by expert, so that tokens of one expert are adjacent.
         flat = chosen.reshape(-1)
@@ -448,10 +464,13 @@ def _each_expert(inputs: mx.array, chosen: mx.array, experts: Experts) -> mx.arr
         # The axis is inserted before the look-up: a view with one behind it is read wrongly by MLX's products of sorted
         # rows (github.com/ml-explore/mlx/issues/4253).
         by_token, chosen = inputs[:, None][order // count], flat[order]
-    parts = [_of_experts(by_token, linear, chosen, is_sorted=is_sorted) for linear in experts.gate_up]
+        adapters = None if adapters is None else adapters[:, 0][order // count]
+    parts = [
+        _of_experts(by_token, linear, chosen, adapters, is_sorted=is_sorted) for linear in experts.gate_up
+    ]
     gate, up = parts if len(parts) == 2 else mx.split(parts[0], 2, axis=-1)
     gated = ACTIVATIONS[experts.activation](gate, up)
-    found = _of_experts(gated, experts.down, chosen, is_sorted=is_sorted)
+    found = _of_experts(gated, experts.down, chosen, adapters, is_sorted=is_sorted)
     if order is not None:
         found = found[mx.argsort(order)].reshape(tokens, count, 1, -1)
     return found.squeeze(-2)
@@ -494,7 +513,9 @@ def _gathered(inputs: mx.array, linear: Linear, chosen: mx.array, *, is_sorted: 
     )
 
 
-def _of_experts(inputs: mx.array, linear: Linear, chosen: mx.array, *, is_sorted: bool) -> mx.array:
+def _of_experts(
+    inputs: mx.array, linear: Linear, chosen: mx.array, adapters: mx.array | None, *, is_sorted: bool
+) -> mx.array:
     if linear.bits and _gathers(linear, inputs.dtype):
         found = _gathered(inputs, linear, chosen, is_sorted=is_sorted)
     else:
@@ -502,4 +523,6 @@ def _of_experts(inputs: mx.array, linear: Linear, chosen: mx.array, *, is_sorted
         if weights is None:
             weights = dequantised(linear).astype(inputs.dtype).swapaxes(-1, -2)
         found = mx.gather_mm(inputs, weights, rhs_indices=chosen, sorted_indices=is_sorted)
+    if adapters is not None and linear.down is not None:
+        found = found + experts_by_look_up(inputs, linear, chosen, adapters)
     return found if linear.bias is None else found + linear.bias[chosen][..., None, :]

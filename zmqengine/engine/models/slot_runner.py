@@ -26,7 +26,10 @@ Choose = Callable[[mx.array, int], mx.array]
 class StepAdapters(Protocol):
     """The adapters of a decoder. `weights` are its own with their factors."""
 
-    weights: DecoderWeights
+    @property
+    def weights(self) -> DecoderWeights:
+        """The weights of the decoder."""
+        ...
 
     def of_step(self, pieces: Sequence[RowPiece], padded: int) -> AddedProducts | None:
         """The products to add in a step whose tokens lie in this order; None where no row has an adapter."""
@@ -51,16 +54,12 @@ class SlotRunner:
         self.ends_apart = bool(mixing.states)
         self.blocks = SlotBlocks(self.slots)
         self.launches_ahead = self.slots.storage.writes_in_place
-        self.adapters: StepAdapters | None = None
+        self._adapters: StepAdapters | None = None
 
-    def adapted(self, adapters: StepAdapters) -> SlotRunner:
-        """A runner whose rows may have these adapters."""
-        old = self.decoder
-        decoder = DecoderModel(adapters.weights, old.ops, replays=old.replays, taps=old.taps)
-        head = None if self.head is None else DraftHead(self.head.weights, decoder)
-        runner = SlotRunner(decoder, self._context_tokens, head)
-        runner.adapters = adapters
-        return runner
+    def adapt(self, adapters: StepAdapters) -> None:
+        """Rows may have these adapters from the next step on, and no others."""
+        self.decoder.adapt(adapters.weights)
+        self._adapters = adapters
 
     def open(self, tokens: int) -> Slot:
         """See `ModelRunner`."""
@@ -90,7 +89,7 @@ class SlotRunner:
             self._tokens(pieces, order, tokens, padded),
             ops.array(_positions(ordered, padded)),
             ops.array(chosen.indices),
-            deltas=None if self.adapters is None else self.adapters.of_step(ordered, padded),
+            deltas=None if self._adapters is None else self._adapters.of_step(ordered, padded),
         )
         if seeing is not None and any(
             piece.row.features and piece.start < piece.row.prefill_tokens for piece in pieces

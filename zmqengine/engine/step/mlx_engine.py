@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
+from zmqengine.engine.adapters.adapter_files import AdapterFiles
 from zmqengine.engine.grammar.mask import MaskFiller
 from zmqengine.engine.grammar.matcher import ConstraintBroken
 from zmqengine.engine.host.device import CPU, Device
@@ -50,15 +51,18 @@ from zmqengine.engine.step.width_costs import measure_costs
 from zmqengine.engine.texts.pooling import Pooling
 from zmqengine.engine.vision.eye import Eye
 from zmqengine.engine.vision.seeing import Seeing
+from zmqengine.errors import ModelLoadError
 from zmqengine.sampling_params import TOKEN_ID_MAX
 
 if TYPE_CHECKING:
+    from zmqengine.engine.adapters.loaded import LoadedAdapters
     from zmqengine.engine.speculation.speculator import Speculator
 
 log = logging.getLogger("zmqengine.engine")
 
 PREFILL_CHUNK_IDLE = 2048
 """Maximum tokens of a prefill chunk while no row decodes."""
+NO_ADAPTERS = "this model runs by mlx-lm's own code, where all rows share one"
 UNBOUNDED = 1 << 60
 """A size in bytes without a limit."""
 # Steps between releases of unused buffers, where the device does not keep them.
@@ -94,8 +98,10 @@ class MlxEngine:
         eye: Eye | None = None,
         images_bytes_max: int = 0,
         tower_bytes: int = 0,
+        adapters: LoadedAdapters | None = None,
     ) -> None:
         self._runner = runner
+        self._adapters = adapters
         self._device = device
         self._pace = StepPace(options.prefill_chunk, prefill_chunk_idle, options.prefill_s, gpu=device.is_gpu)
         self._clock = StepClock(computes=not device.is_gpu)
@@ -160,6 +166,29 @@ class MlxEngine:
             else:
                 self._rows[row.id] = row
         return failures
+
+    def load_adapter(self, files: AdapterFiles, make_room: Callable[[int], None]) -> None:
+        """See `Engine`."""
+        if self._adapters is None:
+            raise ModelLoadError(f"the adapter {files.name}: {NO_ADAPTERS}")
+        before = self._adapters.bytes
+        self._adapters.load(files, make_room)
+        self._note_adapters(before)
+
+    def unload_adapter(self, name: str) -> None:
+        """See `Engine`."""
+        assert self._adapters is not None, "an adapter of this name is loaded"
+        before = self._adapters.bytes
+        self._adapters.unload(name)
+        self._note_adapters(before)
+
+    def _note_adapters(self, bytes_before: int) -> None:
+        adapters = self._adapters
+        assert adapters is not None, "they have changed"
+        weights_bytes = self.info.parameter_bytes + adapters.bytes - bytes_before
+        self.info = replace(self.info, parameter_bytes=weights_bytes, adapters=adapters.digests)
+        if not self._device.keeps_buffers:
+            mx.clear_cache()
 
     def read_texts(self, pooling: Pooling, width: int) -> None:
         """Take texts from now on: their last hidden states by `pooling` are vectors of `width` floats."""
