@@ -28,6 +28,7 @@ MLX_FREE = {
     "zmqengine/engine/load/tokenizer_export.py",
     "zmqengine/engine/cuda/kernel_cache.py",
     "zmqengine/engine/cuda/nvrtc.py",
+    "zmqengine/engine/adapter_files.py",
     "zmqengine/engine/image_names.py",
     "zmqengine/engine/interface.py",
     "zmqengine/engine/options.py",
@@ -199,13 +200,13 @@ def test_every_folder_is_a_tower(package: str) -> None:
 # stand beside the rooms are named like rooms.
 ROOMS = {
     "zmqengine.engine": (
-        "options", "seeds", "host", "disk_cache", "grammar", "interface", "image_names", "texts", "row", "sampling",
-        "kv", "models", "adapters", "cpu", "metal", "vision", "cuda", "autotune", "load", "prefix_cache", "speculation",
-        "step", "fake", "embedding", "open",
+        "options", "seeds", "host", "disk_cache", "grammar", "adapter_files", "interface", "image_names", "texts",
+        "row", "sampling", "kv", "models", "adapters", "cpu", "metal", "vision", "cuda", "autotune", "load",
+        "prefix_cache", "speculation", "step", "fake", "embedding", "open",
     ),
     "zmqengine.worker": (
-        "process", "requests", "telemetry", "open_engine", "context", "scheduler", "preparing", "wire", "lifecycle",
-        "batch", "intake", "idle", "timers", "actor", "main", "__main__",
+        "process", "requests", "telemetry", "open_engine", "context", "scheduler", "adapter_calls", "preparing", "wire",
+        "lifecycle", "batch", "intake", "idle", "timers", "actor", "main", "__main__",
     ),
     "zmqengine.serve": (
         "model", "fleet", "entries", "measured", "child", "follower", "front_end", "control_socket", "gateway",

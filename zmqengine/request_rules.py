@@ -37,13 +37,6 @@ def check_context(prompt: Sequence[int], max_tokens: int | None, context_tokens:
         )
 
 
-def check_adapter(adapter: str, adapters: Collection[str]) -> None:
-    """Raise `BadRequest` for an adapter that the model has not."""
-    if adapter and adapter not in adapters:
-        told = ", ".join(adapters) or "none"
-        raise BadRequest(f"adapter: the model has no {adapter[:100]!r}, it has {told}")
-
-
 def check_min_tokens(sampling: Sampling, max_tokens: int | None) -> None:
     """Raise `BadRequest` for a `min_tokens` over `max_tokens`."""
     if max_tokens is not None and sampling.min_tokens > max_tokens:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import zmq
 
+from tests.support.adapters import write_opaque_adapter
 from tests.support.sockets import send_if_open
 from tests.support.workers import WorkerProcess, wait_until
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig, expected_tokens
@@ -165,6 +166,19 @@ def test_another_sessions_topic_is_not_granted_to_another_key(team: Team) -> Non
         assert not spy.poll(0)
         spy.close(0)
         cmd.close(0)
+
+
+def test_adapters_are_the_operators(team: Team) -> None:
+    """Any key may use them; only an operator's loads and unloads one, from a directory of the worker's machine."""
+    directory = write_opaque_adapter(team.directory / "adapter")
+    with team.client("alice", "authorized") as client:
+        client.wait_ready()
+        for change in (lambda: client.load_adapter("odd", directory), lambda: client.unload_adapter("odd")):
+            with pytest.raises(NotAuthorized, match="operator's key"):
+                change()
+        with team.client("operator", "operators") as operator:
+            operator.load_adapter("odd", directory)
+        assert len(client.generate_tokens([1, 2, 3], adapter="odd", max_tokens=5).read().tokens) == 5
 
 
 def test_draining_needs_an_operators_key(team: Team) -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from tests.faults.front_end import FrontEndProcess, Tally, total
+from tests.support.adapters import write_opaque_adapter
 from tests.support.workers import WorkerProcess
-from zmqengine.engine.fake.fake_engine import FakeEngineConfig
+from zmqengine.engine.fake.fake_engine import FakeEngineConfig, FakeFault, expected_tokens
+from zmqengine.engine.interface import RowRequest
 from zmqengine_client import Client, TokenStream
 from zmqengine_client.errors import WorkerLost
 
@@ -125,3 +129,30 @@ def test_a_caller_is_told_that_the_worker_was_lost_and_came_back(
         assert stream.read().resumed == 1
         assert client.counters.worker_restarts == client.counters.resumed_streams == 1
     assert kinds.count("restarted") == kinds.count("resumed") == 1
+
+
+def test_a_worker_that_is_started_again_has_the_adapters_of_the_one_that_died(
+    make_worker: Callable[..., WorkerProcess], tmp_path: Path
+) -> None:
+    """Those that were loaded while it ran, too: a stream goes on with its adapter. One whose files are gone is left
+    out."""
+    # It ends itself in the middle of the stream, in each life.
+    fake = FakeEngineConfig(
+        step_ms=1.0, faults=(FakeFault(place="next", action="exit", token=666, index=60),)
+    )
+    first, second, third = (write_opaque_adapter(tmp_path / name) for name in ("first", "second", "third"))
+    worker = make_worker(fake, adapter=(f"first={first}",), restarts_max=20, restart_wait_ms=1)
+    prompt = [666, 2, 3]
+    with worker.client() as client:
+        client.wait_ready()
+        client.load_adapter("second", second)
+        client.load_adapter("third", third)
+        client.unload_adapter("first")
+        shutil.rmtree(third)
+        completion = client.generate_tokens(prompt, max_tokens=100, seed=1, adapter="second").read()
+        card = client.describe().model
+    assert completion.resumed >= 1
+    assert completion.tokens == expected_tokens(RowRequest(0, prompt, 100, seed=1, adapter="second"))
+    assert card is not None
+    assert card.adapters == ["second"]
+    assert "starting without an adapter" in worker.log

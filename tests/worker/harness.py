@@ -115,8 +115,11 @@ class Harness:
             power=power or PowerAssertion(None),
             asleep_s=lambda: self.asleep_s,
             release_buffers=self._release_buffers,
+            report_adapters=self._report_adapters,
             wired=wired,
         )
+        self.adapters: list[str] = []
+        """Adapters that the supervisor knows."""
         self.released = 0
         """Calls that released buffers."""
         self.actor = Actor(context, self.engine, self.sockets)
@@ -130,6 +133,9 @@ class Harness:
             front_end.say_hello()
             front_end.subscribe()
         return front_end
+
+    def _report_adapters(self, adapters: list[str]) -> None:
+        self.adapters = adapters
 
     def _release_buffers(self) -> None:
         self.released += 1

@@ -31,6 +31,7 @@ COMMANDS = {
     "doctor": "Diagnose this machine, a model and a worker.",
     "models": "List the models of this machine.",
     "pull": "Fetch a model from the hub.",
+    "adapters": "Load and unload LoRA adapters of a worker.",
     "warm": "Prefill a prompt and keep it in the prefix cache.",
     "drain": "Let a worker finish its requests, then end it.",
     "demo": "See two programs share one worker.",

@@ -15,7 +15,7 @@ from zmqengine.sampling_params import Sampling as Sampling
 from zmqengine.vision_card import VisionCard
 
 if TYPE_CHECKING:
-    from zmqengine.engine.adapters.adapter_files import AdapterFiles
+    from zmqengine.engine.adapter_files import AdapterFiles
     from zmqengine.engine.disk_cache import DiskCache
     from zmqengine.engine.grammar.grammar import Grammar
     from zmqengine.engine.grammar.matcher import NeverBegins

@@ -577,8 +577,30 @@ class EndRequest(Message, frozen=True):
     request: RequestId
 
 
+NewAdapterName = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^:=\x00-\x1f]+\Z")]
+
+
+class LoadAdapter(Message, frozen=True):
+    """An operator adds a LoRA adapter, from a directory of the worker's machine, for requests that name it."""
+
+    KIND = b"J"
+    call: CallId
+    name: NewAdapterName
+    directory: Annotated[str, Meta(pattern="^/", max_length=4096)]
+
+
+class UnloadAdapter(Message, frozen=True):
+    """An operator removes an adapter: at once for new requests, from memory when the last one that has it ends."""
+
+    KIND = b"Y"
+    call: CallId
+    name: Annotated[str, Meta(min_length=1, max_length=128)]
+
+
 Command = Hello | Insert | Image | Embed | Abort | Resume | Ack | Bye | Ping
 CommandReply = Welcome | Accepted | Done | Replay | Rejected
 Output = Granted | TokenFrame | Watermark | Fatal
-ControlRequest = Describe | Ping | GetStatus | GetTokenizer | GetMetrics | Drain | EndRequest
+ControlRequest = (
+    Describe | Ping | GetStatus | GetTokenizer | GetMetrics | Drain | EndRequest | LoadAdapter | UnloadAdapter
+)
 ControlReply = Description | Done | Status | TokenizerBundle | Metrics | Rejected

@@ -1,6 +1,6 @@
 """The actor: the loop on the main thread, and the only code that uses the engine.
 
-One pass: intake -> timers -> batch.step -> outgoing.flush. `docs/worker.md` shows it on a page.
+One pass: intake -> timers -> batch.step -> adapters.advance -> outgoing.flush. `docs/worker.md` shows it on a page.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import zmq
 
 from zmqengine.engine.interface import Engine, VectorEngine
 from zmqengine.tcp_probes import PROBE_S, vanished_s
+from zmqengine.worker.adapter_calls import WorkerAdapters
 from zmqengine.worker.batch import Batch, EngineBroken
 from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.intake.commands import CommandHandler
@@ -62,7 +63,8 @@ class Actor:
         self.sessions = SessionTable(context, self.outgoing)
         self.scheduler = Scheduler(context, engine)
         disk = engine.disk if isinstance(engine, Engine) else None
-        self.lifecycle = Lifecycle(context, self.scheduler, self.outgoing, disk)
+        self._adapters = WorkerAdapters(context, engine, self.scheduler)
+        self.lifecycle = Lifecycle(context, self.scheduler, self.outgoing, disk, self._adapters)
         self.batch = Batch(context, engine, self.scheduler, self.lifecycle, self.outgoing)
         self._prompt_disk = self.lifecycle.prompt_disk
         self._heap = Heap()
@@ -120,6 +122,7 @@ class Actor:
         self._timers.keep(now_s)
         received_ns = time.perf_counter_ns()
         step_ns = self.batch.step(report, now_s)
+        self._adapters.advance(self.lifecycle.live)
         stepped_ns = time.perf_counter_ns()
         self.outgoing.flush(now_s)
         self._prompt_disk.save(step_ns / 1e9 if report.stepped else None)

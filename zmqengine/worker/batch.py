@@ -70,6 +70,11 @@ class Batch:
     def rows_decoding(self) -> int:
         return self._engine.stats().rows_decoding
 
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of the model and its adapters."""
+        return self._engine.info.parameter_bytes
+
     def share_device(self, rows_decoding: int) -> None:
         """Shorten steps for rows that decode in other workers."""
         self._rows_elsewhere = rows_decoding

@@ -48,6 +48,8 @@ class WorkerContext:
     """Release the platform's memory for reuse. The next step is a little slower; nothing is lost."""
     wired: Wired | None = None
     """Memory that is never paged out; None where there is none."""
+    report_adapters: Callable[[list[str]], None] = lambda adapters: None
+    """Tell the supervisor the adapters, each as NAME=DIR, that the next process needs."""
     tokenizer_json: bytes | None = None
     """Decoder of tokens to text, for the log."""
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from zmqengine.engine.interface import RowImage
 from zmqengine.errors import BadRequest, Draining, NotAuthorized, ZmqEngineError
 from zmqengine.protocol.messages import CacheScope, Embed, End, Finish, Image, Insert
-from zmqengine.request_rules import check_adapter, no_vision, vector_width
+from zmqengine.request_rules import no_vision, vector_width
+from zmqengine.worker.adapter_calls import WorkerAdapters
 from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.preparing.preparer import Preparation, Preparer, preparation_of
 from zmqengine.worker.preparing.prompt_disk import PromptDisk
@@ -34,9 +35,15 @@ class Lifecycle:
     """Owns every request that has not ended, from `add` to `end`."""
 
     def __init__(
-        self, context: WorkerContext, scheduler: Scheduler, outgoing: Outgoing, disk: DiskCache | None
+        self,
+        context: WorkerContext,
+        scheduler: Scheduler,
+        outgoing: Outgoing,
+        disk: DiskCache | None,
+        adapters: WorkerAdapters,
     ) -> None:
         self._context = context
+        self._adapters = adapters
         self._counters = context.counters
         self._shares, self._priorities_min = context.config.shares, context.config.priorities_min
         self._scheduler = scheduler
@@ -135,12 +142,10 @@ class Lifecycle:
     def _insert(
         self, insert: Insert, session: Session, now_s: float
     ) -> tuple[LiveRequest, Preparation | None]:
-        adapters = self._context.model.adapters
-        check_adapter(insert.adapter, adapters)
         image_scope = cache_scope = self._cache_scope(insert.cache_scope, insert.cache_salt, session)
         if insert.adapter:
             # What is read with an adapter is of use to that one alone.
-            cache_scope = f"{cache_scope}\nadapter {adapters[insert.adapter]}"
+            cache_scope = f"{cache_scope}\nadapter {self._adapters.digest(insert.adapter)}"
         preparation = preparation_of(insert, self._context.compiler)
         tokens_max = self._scheduler.allowed_tokens(insert.prompt, insert.max_tokens)
         ticket = self._ticket(insert, session, now_s)

@@ -10,9 +10,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from types import FrameType
 
 from zmqengine.config import WorkerConfig
+from zmqengine.engine.adapter_files import read_files
 from zmqengine.errors import ConfigError, ModelLoadError
 from zmqengine.protocol.addresses import DEFAULT_NAME
 from zmqengine.protocol.messages import CONSTRAINT_CHARS_MAX, Limits, ModelCard, Progress
@@ -146,6 +148,8 @@ class Worker:
         self._report_progress("starting the engine", None)
         # A restarted worker had a device before.
         probe = self._shared_status.restarts == 0
+        if not probe:
+            self._config = without_unreadable(self._config)
         try:
             opened = open_engine(
                 self._config, self._report_progress, self._shared_status.wakeup.wake, probe=probe
@@ -218,6 +222,7 @@ class Worker:
             power=power_assertion(wanted=self._config.keep_awake),
             asleep_s=asleep_s,
             compiler=opened.compiler,
+            report_adapters=self._report_adapters,
             tokenizer_json=opened.tokenizer.tokenizer_json,
             is_authorized=key_check(self._config),
         )
@@ -252,6 +257,10 @@ class Worker:
         log.info("drained")
         return EXIT_OK
 
+    def _report_adapters(self, adapters: list[str]) -> None:
+        if self._supervisor is not None:
+            self._supervisor.report(adapters=adapters)
+
     def _report_progress(self, stage: str, fraction: float | None) -> None:
         # Finding a model may include a download of hours, which has time-outs of its own.
         self._expect_within(0 if stage == FINDING else self._config.load_timeout_s)
@@ -266,6 +275,18 @@ class Worker:
     def _expect_within(self, timeout_s: float) -> None:
         if self._watchdog is not None:
             self._watchdog.expect_within(timeout_s)
+
+
+def without_unreadable(config: WorkerConfig) -> WorkerConfig:
+    """The options without adapters whose files are gone: a worker that is started again goes on without them."""
+    kept = []
+    for name, directory in config.adapters.items():
+        try:
+            read_files(name, directory)
+            kept.append(f"{name}={directory}")
+        except ModelLoadError as error:
+            log.error("starting without an adapter", extra={"reason": error.message})
+    return replace(config, adapter=tuple(kept))
 
 
 def frame_bound(context_tokens: int, makes_vectors: bool = False) -> int:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from zmqengine.checkpoint.on_disk import local_directory
 from zmqengine.checkpoint.text_config import number_type
 from zmqengine.config import WorkerConfig
-from zmqengine.engine.adapters.adapter_files import read_files
+from zmqengine.engine.adapter_files import read_files
 from zmqengine.engine.grammar.matcher import NeverBegins
 from zmqengine.engine.host.device_errors import device_error
 from zmqengine.engine.host.environment import TF32_VARIABLE, cuda_version

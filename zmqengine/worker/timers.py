@@ -138,7 +138,7 @@ class Timers:
 
     def _keep_memory_share(self) -> None:
         share = self._context.memory_share
-        view = share.look(self._batch.rows_decoding) if share is not None else None
+        view = None if share is None else share.look(self._batch.rows_decoding, self._batch.weights_bytes)
         if view is None:
             return
         self._batch.share_device(view.rows_decoding)

@@ -20,9 +20,11 @@ from zmqengine.protocol.messages import (
     EndRequest,
     GetMetrics,
     GetStatus,
+    LoadAdapter,
     Metrics,
     Ping,
     Status,
+    UnloadAdapter,
 )
 from zmqengine_client.aio.deciding import AsyncDeciding
 from zmqengine_client.aio.embedding import AsyncEmbedding
@@ -151,6 +153,21 @@ class AsyncClient:
         operator's key.
         """
         await self._questions.tell(lambda call: EndRequest(call, session, request))
+
+    async def load_adapter(self, name: str, directory: str, *, timeout_s: float | None = 600.0) -> None:
+        """Add a LoRA adapter to the model for requests with `adapter=name`, from a directory of the worker's machine.
+        What runs goes on. One that is loaded already is left as it is.
+
+        Raises `ModelLoadError` for files that are not an adapter of this model, `NeverFits` or `Overloaded` where there
+        is no memory for it, `Conflict` for other contents of this name, or `NotAuthorized` without an operator's key.
+        """
+        await self._questions.tell(lambda call: LoadAdapter(call, name, directory), timeout_s)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Remove an adapter: new requests are refused at once, and its memory is free when the last one that has it
+        has ended. One that is not there is passed over. Raises `NotAuthorized` without an operator's key.
+        """
+        await self._questions.tell(lambda call: UnloadAdapter(call, name))
 
     async def ping(self) -> float:
         """Seconds to the worker's control thread and back."""

@@ -26,9 +26,11 @@ class AsyncQuestions:
             raise ZmqEngineError(f"the worker answered with {type(reply).__name__}, not {kind.__name__}")
         return reply
 
-    async def tell(self, make: Callable[[int], ControlRequest]) -> ControlReply:
+    async def tell(
+        self, make: Callable[[int], ControlRequest], timeout_s: float | None = None
+    ) -> ControlReply:
         """Wait for a reply of any kind: the command has been carried out."""
-        return await self._call(make, None)
+        return await self._call(make, timeout_s)
 
     async def wait_ready(self, timeout_s: float | None) -> Description:
         """The description of a worker that takes requests."""

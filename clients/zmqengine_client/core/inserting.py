@@ -14,7 +14,6 @@ from zmqengine.errors import BadRequest, DeadlineExceeded, RequestError, TooLarg
 from zmqengine.protocol.messages import Accepted, Embed, End, Insert, Limits, ModelCard, Rejected, ThinkingMax
 from zmqengine.request_rules import (
     NO_CONSTRAINT,
-    check_adapter,
     check_context,
     check_forced,
     check_min_tokens,
@@ -255,7 +254,6 @@ def refusal(request: Request, limits: Limits, model: ModelCard | None) -> ZmqEng
         check_min_tokens(options.sampling, options.max_tokens)
         check_forced(options.forced, options.max_tokens, constrained=options.constraint is not None)
         if model is not None:
-            check_adapter(options.adapter, model.adapters)
             check_token_ids(
                 model.vocab_size,
                 options.sampling,

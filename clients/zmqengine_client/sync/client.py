@@ -21,9 +21,11 @@ from zmqengine.protocol.messages import (
     EndRequest,
     GetMetrics,
     GetStatus,
+    LoadAdapter,
     Metrics,
     Ping,
     Status,
+    UnloadAdapter,
 )
 from zmqengine_client.core.chunks import TextChunk, TokenChunk
 from zmqengine_client.core.connection import SessionConfig
@@ -150,6 +152,21 @@ class Client:
         operator's key.
         """
         self._questions.tell(lambda call: EndRequest(call, session, request))
+
+    def load_adapter(self, name: str, directory: str, *, timeout_s: float | None = 600.0) -> None:
+        """Add a LoRA adapter to the model for requests with `adapter=name`, from a directory of the worker's machine.
+        What runs goes on. One that is loaded already is left as it is.
+
+        Raises `ModelLoadError` for files that are not an adapter of this model, `NeverFits` or `Overloaded` where there
+        is no memory for it, `Conflict` for other contents of this name, or `NotAuthorized` without an operator's key.
+        """
+        self._questions.tell(lambda call: LoadAdapter(call, name, directory), timeout_s)
+
+    def unload_adapter(self, name: str) -> None:
+        """Remove an adapter: new requests are refused at once, and its memory is free when the last one that has it
+        has ended. One that is not there is passed over. Raises `NotAuthorized` without an operator's key.
+        """
+        self._questions.tell(lambda call: UnloadAdapter(call, name))
 
     def ping(self) -> float:
         """Seconds to the worker's control thread and back."""

@@ -27,9 +27,9 @@ class Questions:
             raise ZmqEngineError(f"the worker answered with {type(reply).__name__}, not {kind.__name__}")
         return reply
 
-    def tell(self, make: Callable[[int], ControlRequest]) -> ControlReply:
+    def tell(self, make: Callable[[int], ControlRequest], timeout_s: float | None = None) -> ControlReply:
         """Wait for a reply of any kind: the command has been carried out."""
-        return self._call(make, None)
+        return self._call(make, timeout_s)
 
     def wait_ready(self, timeout_s: float | None) -> Description:
         """The description of a worker that takes requests."""

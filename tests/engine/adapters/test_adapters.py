@@ -16,7 +16,7 @@ from tests.support.drafts import Erring, speculator
 from tests.support.engines import Run, finish, greedy, make_engine, runner_of, step
 from tests.support.models import LLAMA, VOCAB_SIZE, build_model, save_model
 from zmqengine.bench.models.small_models import ARCHITECTURES
-from zmqengine.engine.adapters.adapter_files import read_files
+from zmqengine.engine.adapter_files import read_files
 from zmqengine.engine.adapters.loaded import LoadedAdapters
 from zmqengine.engine.adapters.lora_files import Lora, Pair, read_lora
 from zmqengine.engine.interface import RowRequest

@@ -133,7 +133,7 @@ def test_scores_of_prompts_and_decisions_are_the_adapters(front: Front, worker: 
 
 
 def test_an_adapter_that_is_not_there_is_refused(worker: WorkerProcess) -> None:
-    """By its name, before it is sent."""
+    """By its name, with those that are there."""
     with Client(worker.address) as client, pytest.raises(BadRequest, match="no 'even', it has odd"):
         client.generate("a", adapter="even").text()
 

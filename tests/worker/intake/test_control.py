@@ -20,6 +20,7 @@ from zmqengine.protocol.messages import (
     Drain,
     GetStatus,
     GetTokenizer,
+    LoadAdapter,
     Message,
     Ping,
     Rejected,
@@ -86,6 +87,29 @@ def test_once_a_drain_is_answered_nobody_is_told_that_the_worker_is_ready(served
         answer = served.ask(dealer, question)
         assert isinstance(answer, Description | Status)
         assert answer.state == "draining"
+
+
+def test_the_actor_answers_when_it_has_done_what_an_operator_asked_for(served: Served) -> None:
+    """The thread answers others meanwhile; until the model is there it refuses."""
+    served.control.start()
+    dealer, other = served.dealer(), served.dealer()
+    load = LoadAdapter(1, "odd", "/adapters/odd")
+    reply = served.ask(dealer, load)
+    assert isinstance(reply, Rejected)
+    assert reply.code == "not_ready"
+    served.shared_status.state = "ready"
+    dealer.send_multipart(codec.encode(load))
+    assert isinstance(served.ask(other, Ping(2)), Done)
+    while not served.shared_status.adapter_calls:
+        assert isinstance(served.ask(other, Ping(3)), Done)
+    (call,) = served.shared_status.adapter_calls
+    assert call[1:] == (1, "odd", "/adapters/odd")
+    served.shared_status.answer(call.route, Done(1, served.shared_status.epoch))
+    assert dealer.poll(ANSWER_MS), "the answer is not sent"
+    assert codec.control_reply_decoder().decode(dealer.recv_multipart()) == Done(
+        1, served.shared_status.epoch
+    )
+    assert not other.poll(0)
 
 
 @pytest.mark.parametrize("broken", ["_description", "handle"])

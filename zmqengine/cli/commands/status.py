@@ -178,6 +178,8 @@ def _lines(description: Description, now: Status, rate: float | None) -> list[st
         rows.append(
             ("model", f"{description.model.name}, {description.model.context_tokens} tokens of context")
         )
+        if description.model.adapters:
+            rows.append(("adapters", ", ".join(description.model.adapters)))
     if now.numbers:
         rows.append(("requests", _requests(now, rate)))
         rows += [("", line) for line in _waiting(now)]

@@ -1,7 +1,6 @@
 """LoRA adapters: rows of one step may each have another one.
 
-adapter_files.py  the files that mlx-lm and PEFT write
-lora_files.py     their arrays
+lora_files.py     the arrays in files of mlx-lm and PEFT
 projections.py    the products of a layer that they change, by name
 lora_deltas.py    what they add to the products of a step
 loaded.py         those that rows may have now

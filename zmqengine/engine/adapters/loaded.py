@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from zmqengine.engine.adapters.adapter_files import AdapterFiles
+from zmqengine.engine.adapter_files import AdapterFiles
 from zmqengine.engine.adapters.lora_deltas import Adapters
 from zmqengine.engine.adapters.lora_files import Lora, lora_of
 from zmqengine.engine.models.slot_runner import SlotRunner

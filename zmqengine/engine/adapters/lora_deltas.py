@@ -48,7 +48,8 @@ class Adapters:
         )
 
     def added(self, lora: Lora) -> Adapters:
-        """These and one more. Raises `ModelLoadError` for another model's, and for products that none may change."""
+        """The set with one more adapter. Raises `ModelLoadError` for another model's, and for products that none may
+        change."""
         pairs: dict[_Key, Pair] = {}
         for (number, module), pair in lora.pairs.items():
             if pairs.setdefault((number, common_name(module)), pair) is not pair:
@@ -75,7 +76,7 @@ class Adapters:
         return Adapters(weights, {**self.digests, lora.name: lora.digest}, [*self._ranks, ranks])
 
     def without(self, name: str) -> Adapters:
-        """These but one."""
+        """The set without an adapter."""
         index = self._numbers[name] - 1
         ranks = [each for at, each in enumerate(self._ranks) if at != index]
         others = mx.array([at for at in range(len(self._ranks) + 1) if at != index + 1])
@@ -93,7 +94,7 @@ class Adapters:
         return Adapters(_edited(self.weights, remove), digests, ranks)
 
     def computed(self) -> Adapters:
-        """The same with all factors in memory."""
+        """The set with all factors in memory."""
         arrays = [(linear.down, linear.up) for linear in parts_of(self.weights.layers, Linear)]
         mx.eval([each for pair in arrays for each in pair if isinstance(each, mx.array)])
         return Adapters(

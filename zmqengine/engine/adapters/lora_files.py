@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from zmqengine.engine.adapters.adapter_files import AdapterFiles, read_files, unreadable
+from zmqengine.engine.adapter_files import AdapterFiles, read_files, unreadable
 
 _Key = tuple[int, str]
 

@@ -37,7 +37,7 @@ from zmqengine.engine.seeds import mix, seed_key
 from zmqengine.vision_card import VisionCard
 
 if TYPE_CHECKING:
-    from zmqengine.engine.adapters.adapter_files import AdapterFiles
+    from zmqengine.engine.adapter_files import AdapterFiles
     from zmqengine.engine.disk_cache import DiskCache
 
 FAKE_CARD = VisionCard(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from zmqengine.engine.adapters.adapter_files import AdapterFiles
+from zmqengine.engine.adapter_files import AdapterFiles
 from zmqengine.engine.grammar.mask import MaskFiller
 from zmqengine.engine.grammar.matcher import ConstraintBroken
 from zmqengine.engine.host.device import CPU, Device

@@ -21,12 +21,14 @@ from zmqengine.protocol.messages import (
     GetMetrics,
     GetStatus,
     GetTokenizer,
+    LoadAdapter,
     Metrics,
     Ping,
     Rejected,
+    UnloadAdapter,
 )
 from zmqengine.worker.telemetry.metrics import prometheus, status
-from zmqengine.worker.telemetry.shared_status import SharedStatus
+from zmqengine.worker.telemetry.shared_status import AdapterCall, SharedStatus
 from zmqengine.worker.wire.auth import Guard
 
 LONG_REPLIES = (GetStatus, GetMetrics, GetTokenizer)
@@ -44,8 +46,9 @@ class ControlHandler:
         self._endpoints = endpoints
         self._guard = guard
 
-    def handle(self, request: ControlRequest, user: str) -> ControlReply:
-        """The answer to one request of `user`. Raises the error of a refusal."""
+    def handle(self, request: ControlRequest, user: str, route: bytes = b"") -> ControlReply | None:
+        """The answer to one request of `user`, or None where the actor gives it, for the connection `route`. Raises the
+        error of a refusal."""
         shared_status = self._shared_status
         match request:
             case Describe():
@@ -68,6 +71,14 @@ class ControlHandler:
                 if not self._is_operator(user):
                     raise NotAuthorized("ending another front-end's request needs an operator's key")
                 shared_status.ask_to_end(request.session, request.request)
+            case LoadAdapter() | UnloadAdapter():
+                if not self._is_operator(user):
+                    raise NotAuthorized("loading and unloading adapters needs an operator's key")
+                if shared_status.state in ("loading", "warming"):
+                    raise NotReady("the model is still loading")
+                directory = request.directory if isinstance(request, LoadAdapter) else None
+                shared_status.ask_actor(AdapterCall(route, request.call, request.name, directory))
+                return None
             case Ping():
                 pass
             case _:

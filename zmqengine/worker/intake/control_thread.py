@@ -17,6 +17,7 @@ from zmqengine.protocol.addresses import Endpoints
 from zmqengine.protocol.codec import control_decoder, encode, read_addressee
 from zmqengine.protocol.messages import ControlReply, ControlRequest
 from zmqengine.worker.intake.control import LONG_REPLIES, ControlHandler
+from zmqengine.worker.process.wakeup import Wakeup
 from zmqengine.worker.telemetry.shared_status import SharedStatus
 from zmqengine.worker.wire.auth import Guard
 from zmqengine.worker.wire.senders import user_of
@@ -71,7 +72,8 @@ class ControlThread:
         self._decoder = control_decoder()
         self._replies = UnreadReplies(ctl, bytes_max=UNREAD_BYTES_MAX, all_bytes_max=UNREAD_BYTES_ALL_MAX)
         self._stop_reader, self._stop_writer = os.pipe()
-        self._watched: list[Watched] = [] if guard is None else [guard]
+        self._answers = _Answers(shared_status, self._send)
+        self._watched: list[Watched] = [self._answers, *([] if guard is None else [guard])]
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
 
     def watch(self, watched: Watched) -> None:
@@ -89,6 +91,7 @@ class ControlThread:
             if self._thread.ident is not None:
                 self._thread.join()
             os.close(self._stop_reader)
+            self._answers.close()
 
     def _run(self) -> None:
         """Serve, and continue after a failure: without this thread no peer could connect, ask or drain."""
@@ -143,18 +146,23 @@ class ControlThread:
                 parts.append(part)
         route, user = first.bytes, user_of(first) if self._guard is not None else ""
         call = read_addressee(parts[1]).call if len(parts) == 2 else 0
+        reply: ControlReply | None
         try:
-            header, body = encode(self._reply(first, parts, user))
+            reply = self._reply(first, parts, user)
         except ZmqEngineError as error:
-            header, body = encode(self._handler.rejection(call, error))
+            reply = self._handler.rejection(call, error)
         except Exception as error:
             log.error("internal error in a control request", exc_info=error, extra={"call": call})
             failed = InternalError("the worker failed at this request; see its log")
-            header, body = encode(self._handler.rejection(call, failed))
-        if not self._replies.send(route, header, body):
+            reply = self._handler.rejection(call, failed)
+        if reply is not None:
+            self._send(route, reply)
+
+    def _send(self, route: bytes, reply: ControlReply) -> None:
+        if not self._replies.send(route, *encode(reply)):
             log.debug("control reply dropped")
 
-    def _reply(self, first: zmq.Frame, parts: list[bytes], user: str) -> ControlReply:
+    def _reply(self, first: zmq.Frame, parts: list[bytes], user: str) -> ControlReply | None:
         request: ControlRequest = self._decoder.decode(parts)
         if self._guard is not None and not self._guard.is_known(user):
             raise NotAuthorized("this key was removed")
@@ -162,4 +170,27 @@ class ControlThread:
             first.bytes, self._handler.long_bytes(request)
         ):
             raise Overloaded("first read the replies you have asked for", retry_after_ms=100)
-        return self._handler.handle(request, user)
+        return self._handler.handle(request, user, first.bytes)
+
+
+class _Answers:
+    """Sends what the actor answers: `Watched`, readable when there is something to send."""
+
+    def __init__(self, shared_status: SharedStatus, send: Callable[[bytes, ControlReply], None]) -> None:
+        self._shared_status = shared_status
+        self._send = send
+        self._wakeup = Wakeup()
+        shared_status.answered = self._wakeup.wake
+
+    def fileno(self) -> int:
+        return self._wakeup.fileno()
+
+    def check(self) -> None:
+        """Send all."""
+        self._wakeup.clear()
+        while self._shared_status.answers:
+            self._send(*self._shared_status.answers.popleft())
+
+    def close(self) -> None:
+        """Later answers are not sent."""
+        self._wakeup.close()

@@ -82,7 +82,7 @@ class MemoryShare:
     def __init__(self, directory: Path, name: str, limit_bytes: int | None) -> None:
         self._directory = directory
         self._claim = Claim(name, os.getpid(), 0, limit_bytes)
-        self._total_bytes = 0
+        self._least_bytes = self._total_bytes = 0
         self._path = directory / f"{os.getpid()}-{secrets.token_hex(4)}.json"
         self._file = -1
         with self._locked(LOCK_WAIT_S):
@@ -91,13 +91,14 @@ class MemoryShare:
     def claim(self, weights_bytes: int, total_bytes: int) -> View:
         """Claim memory for this worker's weights, or its least share if that is more, and divide `total_bytes`."""
         self._claim = msgspec.structs.replace(self._claim, weights_bytes=weights_bytes)
-        self._total_bytes = total_bytes
+        self._least_bytes, self._total_bytes = weights_bytes, total_bytes
         with self._locked(LOCK_WAIT_S):
             self._write()
             return view_of(self._claim, self._others(), total_bytes)
 
-    def look(self, rows_decoding: int = 0) -> View | None:
-        """Publish the number of rows in decode, and return the present division.
+    def look(self, rows_decoding: int = 0, weights_bytes: int = 0) -> View | None:
+        """Publish the number of rows in decode, and weights that have become more than was claimed; return the present
+        division.
 
         None if another worker has the lock, or the directory cannot be used. Rewrites the claim if its file is gone.
         Never waits and never raises.
@@ -106,7 +107,10 @@ class MemoryShare:
             with self._locked(0) as is_locked:
                 if not is_locked:
                     return None
-                claim = msgspec.structs.replace(self._claim, rows_decoding=rows_decoding)
+                weights_bytes = max(weights_bytes, self._least_bytes)
+                claim = msgspec.structs.replace(
+                    self._claim, rows_decoding=rows_decoding, weights_bytes=weights_bytes
+                )
                 if claim != self._claim or not self._path.exists():
                     self._claim = claim
                     self._write()

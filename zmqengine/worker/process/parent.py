@@ -43,6 +43,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     endpoints: Endpoints | None = None
     ready: bool = False
+    adapters: list[str] | None = None
 
 
 class SupervisorLink:
@@ -74,9 +75,16 @@ class SupervisorLink:
             self._on_gone()
         return self._gone
 
-    def report(self, *, endpoints: Endpoints | None = None, ready: bool = False) -> None:
-        """Report the real addresses, which a restarted worker gets again, or that the worker is ready."""
-        line = msgspec.json.encode(Report(endpoints=endpoints, ready=ready)) + b"\n"
+    def report(
+        self,
+        *,
+        endpoints: Endpoints | None = None,
+        ready: bool = False,
+        adapters: list[str] | None = None,
+    ) -> None:
+        """Report the real addresses or the adapters, which a restarted worker gets again, or that the worker is
+        ready."""
+        line = msgspec.json.encode(Report(endpoints=endpoints, ready=ready, adapters=adapters)) + b"\n"
         try:
             self._socket.sendall(line)
         except OSError:

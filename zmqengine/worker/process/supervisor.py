@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import selectors
 import signal
@@ -159,6 +160,8 @@ class _Supervisor:
             report = msgspec.json.decode(line, type=Report)
             if report.endpoints is not None:
                 self._config = self._config.pinned(report.endpoints)
+            if report.adapters is not None:
+                self._config = dataclasses.replace(self._config, adapter=tuple(report.adapters))
             if report.ready:
                 child.ready_since_s = time.monotonic()
 

@@ -60,6 +60,13 @@ class MemoryLedger:
         if self._generator is not None:
             self._generator.limit_memory(self.limit_bytes)
 
+    def make_room(self, bytes_: int) -> None:
+        """Leave rows and the prefix cache so many bytes less until the next `resize`; rows have reserved none of
+        them."""
+        self.kv_bytes_max -= bytes_
+        assert self.reserved_bytes <= self.kv_bytes_max, "room that rows have was taken"
+        self.settle()
+
     def relieve(self, level: Level) -> None:
         """Bound the prefix cache while the system is short of memory: to half of its present size, or to nothing."""
         if level == "normal":

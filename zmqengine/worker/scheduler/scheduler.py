@@ -329,13 +329,44 @@ class Scheduler:
 
         `tokens_max` of open requests may fall, but not below the tokens that they hold or have reserved.
         """
-        if limit_bytes == self.memory.limit_bytes:
-            return
-        least = {request: request.tokens_held + 1 for request in live}
-        largest = max(
-            (least[request] if request.is_open else request.tokens_max for request in live), default=0
+        if limit_bytes != self.memory.limit_bytes:
+            self._resize(limit_bytes, live)
+
+    def refit(self, live: Sequence[LiveRequest]) -> None:
+        """Divide the memory anew: the weights have another size."""
+        self._resize(self.memory.limit_bytes, live)
+
+    def make_room(self, bytes_: int, named: str, live: Sequence[LiveRequest]) -> None:
+        """Leave rows and the prefix cache less, until `refit`, for `bytes_` of weights, `named` so in the error.
+
+        Raises `NeverFits`, or `Overloaded` where live requests need the memory.
+        """
+        memory = self.memory
+        left_bytes = memory.kv_bytes_max - bytes_
+        told = f"{named} needs {bytes_} bytes while it is loaded"
+        if left_bytes < memory.project_bytes(2):
+            raise NeverFits(
+                f"{told}, and beside the weights there are {memory.kv_bytes_max}: raise --memory-limit or unload "
+                "another one"
+            )
+        needed_bytes = max(memory.reserved_bytes, memory.project_bytes(self._largest(live)))
+        if left_bytes < needed_bytes:
+            raise Overloaded(
+                f"{told}, and of {memory.kv_bytes_max} beside the weights requests need {needed_bytes} now",
+                retry_after_ms=self.rates.retry_after_ms(),
+            )
+        memory.make_room(bytes_)
+
+    def _largest(self, live: Sequence[LiveRequest]) -> int:
+        """The most tokens that a live request may need."""
+        return max(
+            (request.tokens_held + 1 if request.is_open else request.tokens_max for request in live),
+            default=0,
         )
-        self.memory.resize(limit_bytes, self.memory.project_bytes(largest))
+
+    def _resize(self, limit_bytes: int, live: Sequence[LiveRequest]) -> None:
+        least = {request: request.tokens_held + 1 for request in live}
+        self.memory.resize(limit_bytes, self.memory.project_bytes(self._largest(live)))
         self._tokens_max = self.memory.largest_tokens(self._context_tokens)
         for request in live:
             if request.is_open:

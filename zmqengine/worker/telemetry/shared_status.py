@@ -10,9 +10,12 @@ from __future__ import annotations
 import time
 from array import array
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from zmqengine.protocol.messages import (
+    ControlReply,
     Histogram,
     Limits,
     ModelCard,
@@ -23,6 +26,15 @@ from zmqengine.protocol.messages import (
     WorkerState,
 )
 from zmqengine.worker.process.wakeup import Wakeup
+
+
+class AdapterCall(NamedTuple):
+    """An operator's call to load an adapter from a `directory`, or to unload it (None). `route`: its connection."""
+
+    route: bytes
+    call: int
+    name: str
+    directory: str | None
 
 
 @dataclass(slots=True)
@@ -57,6 +69,12 @@ class SharedStatus:
     to_end: deque[tuple[str, str]] = field(default_factory=deque)
     """Requests to be ended for an operator: session and request id. The control thread adds, the actor removes."""
 
+    adapter_calls: deque[AdapterCall] = field(default_factory=deque)
+    """Calls that the control thread adds and the actor removes."""
+    answers: deque[tuple[bytes, ControlReply]] = field(default_factory=deque)
+    """Replies to them, which the actor adds and the control thread sends when `answered` has woken it."""
+    answered: Callable[[], None] = lambda: None
+
     @property
     def told_state(self) -> WorkerState:
         """The published state: draining from the reply to a drain command on, before the actor has seen it."""
@@ -66,6 +84,16 @@ class SharedStatus:
         """Called by the control thread."""
         self.to_end.append((session, request))
         self.wakeup.wake()
+
+    def ask_actor(self, call: AdapterCall) -> None:
+        """Called by the control thread, whose reply comes by `answer`."""
+        self.adapter_calls.append(call)
+        self.wakeup.wake()
+
+    def answer(self, route: bytes, reply: ControlReply) -> None:
+        """Called by the actor."""
+        self.answers.append((route, reply))
+        self.answered()
 
     def ask_to_drain(self) -> None:
         """Called by a signal handler or by the control thread."""
