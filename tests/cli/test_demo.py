@@ -25,7 +25,9 @@ def one_thread(monkeypatch: pytest.MonkeyPatch, short_directory: str) -> None:
 
 def test_two_processes_stream_from_one_worker() -> None:
     """Without a terminal the columns come at the end, and then the figures of each."""
-    ran = subprocess.run([*COMMAND, "demo"], capture_output=True, text=True, check=False, timeout=100)
+    ran = subprocess.run(
+        [*COMMAND, "demo", "-n", "20"], capture_output=True, text=True, check=False, timeout=100
+    )
     assert ran.returncode == 0, ran.stderr
     figures = FIGURES.findall(ran.stdout)
     assert len(figures) == 2
