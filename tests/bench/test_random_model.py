@@ -55,8 +55,15 @@ def test_a_quantised_one_answers_to_the_end_too(tmp_path: Path) -> None:
     assert len(answers.token_ids[0]) == 40
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in SHAPES if name.endswith("-25m")])
+# The other families repeat on these shapes what tests/engine/models has of small ones.
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name.startswith("qwen") else pytest.mark.weekly)
+        for name in SHAPES
+        if name.endswith("-25m")
+    ],
+)
 def test_every_family_answers_to_the_end_with_the_tokens_of_mlx_lm(tmp_path: Path, name: str) -> None:
     """mlx-lm and the engine read the weights alike."""
     made = make_model(name, SHAPES[name], tmp_path)

@@ -75,10 +75,11 @@ class Talk:
 @pytest.mark.parametrize(
     "config",
     [
+        # It has a layer of each of the two kinds that the next two have alone.
         pytest.param(HYBRID, id="hybrid"),
-        pytest.param(LLAMA, id="llama", marks=pytest.mark.slow),
+        pytest.param(LLAMA, id="llama", marks=pytest.mark.weekly),
+        pytest.param(MAMBA, id="mamba", marks=pytest.mark.weekly),
         pytest.param(SLIDING, id="sliding", marks=pytest.mark.slow),
-        pytest.param(MAMBA, id="mamba", marks=pytest.mark.slow),
     ],
 )
 def test_after_a_kill_and_in_another_worker_only_tails_are_computed(

@@ -43,7 +43,7 @@ def test_models_are_shown_with_their_state_and_loaded_by_a_question_or_a_button(
     port = free_port()
     models: dict[str, dict[str, Any]] = {
         "quick": {**fake(1), "aliases": ["gpt-4o"]},
-        "slow": fake(2, step_ms=1500),
+        "slow": fake(2, step_ms=600),
         "broken": {"path": "owner/not-here"},
     }
     with LauncherProcess(toml(models, memory="8G"), "--port", str(port), http=True) as launched:

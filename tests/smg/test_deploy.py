@@ -97,6 +97,7 @@ def test_the_script_serves_two_workers_behind_keys_and_ends_with_its_parts(direc
             "PORT": str(port),
         }
         options = ["--prometheus-port", str(free_port()), "--shutdown-grace-period-secs", "1"]
+        options += ["--worker-startup-check-interval", "1", "--health-check-interval-secs", "1"]
         script = subprocess.Popen(
             ["bash", str(SCRIPT), *options], env=environment, stdout=log, stderr=log, start_new_session=True
         )
