@@ -12,10 +12,11 @@ import numpy as np
 
 from tests.support.engines import runner_of
 from tests.support.models import LLAMA, VOCAB_SIZE, build_model
+from zmqengine.checkpoint.drafters import drafter_of
+from zmqengine.engine.models.attention import WIDTH_MAX
 from zmqengine.engine.models.decoder import DecoderModel
-from zmqengine.engine.models.draft_head import DraftHead
 from zmqengine.engine.models.families import read_drafter_weights
-from zmqengine.engine.models.slot_runner import SlotRunner
+from zmqengine.engine.models.slot_runner import SlotRunner, open_head
 
 TAPS = (2, 3, 5)
 """Numbers of layers after which `EAGLE` takes hidden states."""
@@ -61,11 +62,8 @@ def eagle_tensors(config: Mapping[str, Any], seed: int = 0) -> dict[str, mx.arra
         f"{layer}.mlp.up_proj.weight": (inner, dim),
         f"{layer}.mlp.down_proj.weight": (dim, inner),
     }
+    tensors = random_tensors(shapes, seed)
     random = np.random.default_rng(seed)
-    tensors = {
-        name: mx.array((0.3 if len(shape) > 1 else 0.05) * random.normal(size=shape) + (len(shape) == 1))
-        for name, shape in shapes.items()
-    }
     words = np.sort(random.permutation(told["vocab_size"])[: config["draft_vocab_size"]])
     tensors["d2t"] = mx.array(words - np.arange(len(words)))
     tensors["t2d"] = mx.array(np.isin(np.arange(told["vocab_size"]), words))
@@ -80,16 +78,76 @@ def save_drafter(directory: Path, config: Mapping[str, Any], tensors: Mapping[st
     return directory
 
 
-def eagle_runner(model: Any, config: Mapping[str, Any], tensors: Mapping[str, mx.array]) -> SlotRunner:
+def drafting_runner(model: Any, config: Mapping[str, Any], tensors: Mapping[str, mx.array]) -> SlotRunner:
     """A runner of the model with the drafter."""
     plain = runner_of(model, "mlx").decoder
-    weights = read_drafter_weights(config, tensors, plain.weights)
+    drafter = drafter_of(config)
+    assert drafter is not None
+    weights = read_drafter_weights(drafter.reader, config, tensors, plain.weights)
     decoder = DecoderModel(plain.weights, plain.ops, taps=weights.taps)
-    return SlotRunner(decoder, 2048, DraftHead(weights, decoder))
+    return SlotRunner(decoder, 2048, open_head(weights, decoder))
 
 
-class Eagle:
-    """A drafter by the published formula, in float64: all pairs of a text at once, whatever was computed before."""
+BLOCK: dict[str, Any] = {
+    "architectures": ["DFlashDraftModel"],
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 5000.0,
+    "max_position_embeddings": 2048,
+    "vocab_size": VOCAB_SIZE,
+    "layer_types": ["full_attention"] * 2,
+    "num_target_layers": 6,
+    "block_size": 6,
+    "dflash_config": {"mask_token_id": 300, "target_layer_ids": [1, 2, 4]},
+}
+"""A DFlash drafter, which takes hidden states after the layers `TAPS`."""
+
+
+def block_tensors(config: Mapping[str, Any], seed: int = 0) -> dict[str, mx.array]:
+    """Random tensors of a DFlash drafter, under the published names."""
+    dim, inner, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    heads, key_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    shapes: dict[str, tuple[int, ...]] = {
+        "fc.weight": (dim, 3 * dim),
+        "hidden_norm.weight": (dim,),
+        "norm.weight": (dim,),
+    }
+    for number in range(config["num_hidden_layers"]):
+        layer = f"layers.{number}"
+        shapes |= {
+            f"{layer}.input_layernorm.weight": (dim,),
+            f"{layer}.post_attention_layernorm.weight": (dim,),
+            f"{layer}.self_attn.q_proj.weight": (heads * head_dim, dim),
+            f"{layer}.self_attn.k_proj.weight": (key_heads * head_dim, dim),
+            f"{layer}.self_attn.v_proj.weight": (key_heads * head_dim, dim),
+            f"{layer}.self_attn.o_proj.weight": (dim, heads * head_dim),
+            f"{layer}.self_attn.q_norm.weight": (head_dim,),
+            f"{layer}.self_attn.k_norm.weight": (head_dim,),
+            f"{layer}.mlp.gate_proj.weight": (inner, dim),
+            f"{layer}.mlp.up_proj.weight": (inner, dim),
+            f"{layer}.mlp.down_proj.weight": (dim, inner),
+        }
+    return random_tensors(shapes, seed)
+
+
+def random_tensors(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, mx.array]:
+    """Matrices around 0, and norms around 1."""
+    random = np.random.default_rng(seed)
+    return {
+        name: mx.array((0.3 if len(shape) > 1 else 0.05) * random.normal(size=shape) + (len(shape) == 1))
+        for name, shape in shapes.items()
+    }
+
+
+class _Formula:
+    """The parts of a drafter by the published formulas, in float64."""
 
     def __init__(
         self, config: Mapping[str, Any], tensors: Mapping[str, mx.array], taps: Sequence[int]
@@ -98,17 +156,64 @@ class Eagle:
         self._config = config
         self._taps = taps
         self._named = {
-            name.replace("layers.0.", "midlayer."): np.array(array).astype(np.float64)
-            for name, array in tensors.items()
-            if name != "t2d"
+            name: np.array(array).astype(np.float64) for name, array in tensors.items() if name != "t2d"
         }
+
+    def _tapped(self, model: Any, tokens: Sequence[int]) -> np.ndarray:
+        """The model's hidden states after the layers that are tapped, side by side."""
+        states = [model.model.embed_tokens(mx.array([list(tokens)]))]
+        for layer in model.model.layers:
+            states.append(layer(states[-1], "causal"))
+        return np.concatenate([np.array(states[tap][0], np.float64) for tap in self._taps], axis=-1)
+
+    def _attention(self, layer: str, queried: np.ndarray, seen: np.ndarray, *, causal: bool) -> np.ndarray:
+        """Of the last places of those that are `seen`."""
+        told, count, first = self._told, len(queried), len(seen) - len(queried)
+        dim, heads, key_heads = told["head_dim"], told["num_attention_heads"], told["num_key_value_heads"]
+        queries = self._product(f"{layer}.self_attn.q_proj", queried).reshape(count, heads, dim)
+        keys = self._product(f"{layer}.self_attn.k_proj", seen).reshape(-1, key_heads, dim)
+        if f"{layer}.self_attn.q_norm.weight" in self._named:
+            queries = self._norm(f"{layer}.self_attn.q_norm", queries)
+            keys = self._norm(f"{layer}.self_attn.k_norm", keys)
+        queries, keys = self._turned(queries, first), self._turned(keys, 0)
+        values = self._product(f"{layer}.self_attn.v_proj", seen).reshape(-1, key_heads, dim)
+        keys, values = (np.repeat(each, heads // key_heads, axis=1) for each in (keys, values))
+        scores = np.einsum("qhd,khd->hqk", queries, keys) / np.sqrt(dim)
+        if causal:
+            scores = np.where(np.tril(np.ones((count, count), bool)), scores, -np.inf)
+        shares = np.exp(scores - scores.max(-1, keepdims=True))
+        shares /= shares.sum(-1, keepdims=True)
+        attended = np.einsum("hqk,khd->qhd", shares, values).reshape(count, -1)
+        return self._product(f"{layer}.self_attn.o_proj", attended)
+
+    def _mlp(self, layer: str, hidden: np.ndarray) -> np.ndarray:
+        inner = self._norm(f"{layer}.post_attention_layernorm", hidden)
+        gate = self._product(f"{layer}.mlp.gate_proj", inner)
+        up = self._product(f"{layer}.mlp.up_proj", inner)
+        return self._product(f"{layer}.mlp.down_proj", gate / (1 + np.exp(-gate)) * up)
+
+    def _turned(self, states: np.ndarray, first: int) -> np.ndarray:
+        half = states.shape[-1] // 2
+        speeds = self._told["rope_theta"] ** (-np.arange(half) / half)
+        angles = (first + np.arange(len(states)))[:, None, None] * speeds
+        one, other = states[..., :half], states[..., half:]
+        cosines, sines = np.cos(angles), np.sin(angles)
+        return np.concatenate([one * cosines - other * sines, one * sines + other * cosines], axis=-1)
+
+    def _norm(self, name: str, states: np.ndarray) -> np.ndarray:
+        mean = np.mean(states**2, axis=-1, keepdims=True)
+        return states / np.sqrt(mean + self._told["rms_norm_eps"]) * self._named[f"{name}.weight"]
+
+    def _product(self, name: str, states: np.ndarray) -> np.ndarray:
+        return states @ self._named[f"{name}.weight"].T + self._named.get(f"{name}.bias", 0.0)
+
+
+class Eagle(_Formula):
+    """An EAGLE-3 drafter: all pairs of a text at once, whatever was computed before."""
 
     def drafts(self, model: Any, tokens: Sequence[int], count: int) -> list[int]:
         """The likeliest draft tokens after a text, whose last token the model has not read."""
-        states = [model.model.embed_tokens(mx.array([list(tokens[:-1])]))]
-        for layer in model.model.layers:
-            states.append(layer(states[-1], "causal"))
-        tapped = np.concatenate([np.array(states[tap][0], np.float64) for tap in self._taps], axis=-1)
+        tapped = self._tapped(model, tokens[:-1])
         if "input_norm.weight" in self._named:
             tapped = self._norm("input_norm", tapped)
         hidden = self._product("fc", tapped)
@@ -121,46 +226,35 @@ class Eagle:
         return known[len(tokens) - 1 :]
 
     def _layer(self, model: Any, tokens: Sequence[int], hidden: np.ndarray) -> np.ndarray:
+        layer = "midlayer" if "midlayer.hidden_norm.weight" in self._named else "layers.0"
         embedding = self._named.get("embed_tokens.weight")
         if embedding is None:
             embedding = np.array(model.model.embed_tokens.weight, np.float64)
-        normed = self._norm("midlayer.hidden_norm", hidden)
-        embedded = self._norm("midlayer.input_layernorm", embedding[list(tokens)])
+        normed = self._norm(f"{layer}.hidden_norm", hidden)
+        embedded = self._norm(f"{layer}.input_layernorm", embedding[list(tokens)])
         pair = np.concatenate([embedded, normed], axis=-1)
         residual = normed if self._config.get("norm_before_residual") else hidden
-        hidden = residual + self._product("midlayer.self_attn.o_proj", self._attention(pair))
-        inner = self._norm("midlayer.post_attention_layernorm", hidden)
-        gate = self._product("midlayer.mlp.gate_proj", inner)
-        up = self._product("midlayer.mlp.up_proj", inner)
-        return hidden + self._product("midlayer.mlp.down_proj", gate / (1 + np.exp(-gate)) * up)
+        hidden = residual + self._attention(layer, pair, pair, causal=True)
+        return hidden + self._mlp(layer, hidden)
 
-    def _attention(self, pair: np.ndarray) -> np.ndarray:
-        told, count = self._told, len(pair)
-        dim, heads, key_heads = told["head_dim"], told["num_attention_heads"], told["num_key_value_heads"]
-        queries = self._turned(self._product("midlayer.self_attn.q_proj", pair).reshape(count, heads, dim))
-        keys = self._turned(self._product("midlayer.self_attn.k_proj", pair).reshape(count, key_heads, dim))
-        values = self._product("midlayer.self_attn.v_proj", pair).reshape(count, key_heads, dim)
-        keys, values = (np.repeat(each, heads // key_heads, axis=1) for each in (keys, values))
-        scores = np.einsum("qhd,khd->hqk", queries, keys) / np.sqrt(dim)
-        scores = np.where(np.tril(np.ones((count, count), bool)), scores, -np.inf)
-        shares = np.exp(scores - scores.max(-1, keepdims=True))
-        shares /= shares.sum(-1, keepdims=True)
-        return np.einsum("hqk,khd->qhd", shares, values).reshape(count, -1)
 
-    def _turned(self, states: np.ndarray) -> np.ndarray:
-        half = states.shape[-1] // 2
-        speeds = self._told["rope_theta"] ** (-np.arange(half) / half)
-        angles = np.arange(len(states))[:, None, None] * speeds
-        one, other = states[..., :half], states[..., half:]
-        cosines, sines = np.cos(angles), np.sin(angles)
-        return np.concatenate([one * cosines - other * sines, one * sines + other * cosines], axis=-1)
+class Block(_Formula):
+    """A DFlash drafter: all of a text at once, and a block of its width behind it."""
 
-    def _norm(self, name: str, states: np.ndarray) -> np.ndarray:
-        mean = np.mean(states**2, axis=-1, keepdims=True)
-        return states / np.sqrt(mean + self._told["rms_norm_eps"]) * self._named[f"{name}.weight"]
-
-    def _product(self, name: str, states: np.ndarray) -> np.ndarray:
-        return states @ self._named[f"{name}.weight"].T + self._named.get(f"{name}.bias", 0.0)
+    def drafts(self, model: Any, tokens: Sequence[int], count: int) -> list[int]:
+        """The likeliest draft tokens after a text, whose last token the model has not read."""
+        context = self._norm("hidden_norm", self._product("fc", self._tapped(model, tokens[:-1])))
+        told = {**self._config, **self._config["dflash_config"]}
+        masks = [told["mask_token_id"]] * (min(told["block_size"], WIDTH_MAX) - 1)
+        embedding = np.array(model.model.embed_tokens.weight, np.float64)
+        hidden = embedding[[tokens[-1], *masks]]
+        for number in range(self._config["num_hidden_layers"]):
+            layer = f"layers.{number}"
+            normed = self._norm(f"{layer}.input_layernorm", hidden)
+            hidden = hidden + self._attention(layer, normed, np.concatenate([context, normed]), causal=False)
+            hidden = hidden + self._mlp(layer, hidden)
+        outputs = self._norm("norm", hidden) @ np.array(model.lm_head.weight, np.float64).T
+        return [int(word) for word in outputs[1 : count + 1].argmax(-1)]
 
 
 def right_model_and_drafter() -> tuple[Any, dict[str, Any], dict[str, mx.array]]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-Reader = Literal["eagle3", "head", ""]
+Reader = Literal["eagle3", "dflash", "head", ""]
 
 HEAD_DRAFTERS = ("qwen3_5_mtp",)
 """Types of directories with a head of such a model, which is read as if the model's own files had it."""
@@ -56,7 +56,7 @@ def drafter_of(config: Mapping[str, Any]) -> Drafter | None:
     if any("dspark" in name for name in names):
         return Drafter("a DSpark drafter", "", config, "such drafters are not read")
     if "dflash_config" in config or any("dflash" in name for name in names):
-        return Drafter("a DFlash drafter", "", config, "drafters that fill a block at once are not read")
+        return Drafter("a DFlash drafter", "dflash", config)
     if kind in _ASSISTANTS:
         problem = "drafters that read the model's own keys and values are not read"
         return Drafter("a Gemma 4 assistant", "", config, problem)

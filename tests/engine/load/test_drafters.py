@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.engine.load.test_head_tensors import published
-from tests.support.drafters import EAGLE, TAPS, TARGET, eagle_tensors, save_drafter
+from tests.support.drafters import BLOCK, EAGLE, TAPS, TARGET, block_tensors, eagle_tensors, save_drafter
 from tests.support.engines import runner_of
 from tests.support.heads import head_module, tensors_of_head
 from tests.support.models import MIXTURE, VOCAB_SIZE, build_model, save_model
@@ -59,14 +59,19 @@ def head_directory(directory: Path, *, is_raw: bool) -> tuple[Path, Path]:
     return model, save_drafter(directory / "head", told, tensors)
 
 
-@pytest.mark.parametrize("speculate", ["auto", "draft"])
-def test_a_model_drafts_by_an_eagle3_directory(tmp_path: Path, speculate: Any) -> None:
+@pytest.mark.parametrize(
+    ("kind", "speculate"),
+    [("an EAGLE-3 drafter", "auto"), ("an EAGLE-3 drafter", "draft"), ("a DFlash drafter", "auto")],
+)
+def test_a_model_drafts_by_a_drafters_directory(tmp_path: Path, kind: str, speculate: Any) -> None:
     """From the files to the tokens, on the kernels that this device takes by default."""
     model, drafter = eagle_beside(tmp_path)
+    if kind == "a DFlash drafter":
+        save_drafter(drafter, BLOCK, block_tensors(BLOCK))
     tokens, opened = tokens_of(model, draft=str(drafter), speculate=speculate)
     source = opened.engine._speculator.model
-    assert opened.facts["draft_head"] == "an EAGLE-3 drafter"
-    assert source.token_s > 0
+    assert opened.facts["draft_head"] == kind
+    assert source.times.of(1) > 0
     plain, without = tokens_of(model, speculate="off")
     assert tokens == plain
     assert opened.engine.memory().weights > without.engine.memory().weights
@@ -105,14 +110,14 @@ def test_both_ways_of_counting_layers_are_understood(ids: list[int], taps: tuple
         {**EAGLE, "eagle_config": {"eagle_aux_hidden_state_layer_ids": ids}},
         {**EAGLE, "eagle_config": None, "eagle_aux_hidden_state_layer_ids": ids},
     ):
-        assert read_drafter_weights(config, eagle_tensors(EAGLE), model).taps == taps
+        assert read_drafter_weights("eagle3", config, eagle_tensors(EAGLE), model).taps == taps
 
 
 def test_other_forms_have_the_same_weights() -> None:
     """As the project speculators writes them; in bfloat16; and quantised ones are read."""
     model = runner_of(build_model(TARGET), "mlx").decoder.weights
     tensors = eagle_tensors(EAGLE)
-    wanted = read_drafter_weights(EAGLE, tensors, model)
+    wanted = read_drafter_weights("eagle3", EAGLE, tensors, model)
     inner = {key: value for key, value in EAGLE.items() if key not in ("architectures", "eagle_config")}
     config = {
         "architectures": ["Eagle3DraftModel"],
@@ -123,12 +128,12 @@ def test_other_forms_have_the_same_weights() -> None:
         "eagle_aux_hidden_state_layer_ids": list(TAPS),
     }
     named = {name.replace("midlayer.", "layers.0."): array for name, array in tensors.items()}
-    other = read_drafter_weights(config, named, model)
+    other = read_drafter_weights("eagle3", config, named, model)
     assert all(mx.array_equal(*pair) for pair in zip(arrays_of(wanted), arrays_of(other), strict=True))
     assert kind_of(wanted) == kind_of(other)
     packed = dict(named)
     packed["fc.weight"], packed["fc.scales"], packed["fc.biases"] = mx.quantize(tensors["fc.weight"], 64, 4)
-    join: Any = read_drafter_weights(config, packed, model).join  # type: ignore[attr-defined]
+    join: Any = read_drafter_weights("eagle3", config, packed, model).join  # type: ignore[attr-defined]
     assert (join.bits, join.group_size, join.outputs) == (4, 64, 64)
 
 
@@ -154,7 +159,32 @@ def test_a_drafter_that_would_be_computed_wrongly_is_refused_by_name(
     """Also one that was made for a model of another shape."""
     model = runner_of(build_model(TARGET), "mlx").decoder.weights
     with pytest.raises(Unsupported, match=match):
-        read_drafter_weights({**EAGLE, **change}, {**eagle_tensors(EAGLE), **tensors}, model)
+        read_drafter_weights("eagle3", {**EAGLE, **change}, {**eagle_tensors(EAGLE), **tensors}, model)
+
+
+@pytest.mark.parametrize(
+    ("change", "tensors", "match"),
+    [
+        ({"block_size": None}, {}, "block_size"),
+        ({"dflash_config": {"mask_token_id": 300}}, {}, "target_layer_ids"),
+        ({"dflash_config": {**BLOCK["dflash_config"], "mask_token_id": 4000}}, {}, "4000"),
+        ({"dflash_config": {**BLOCK["dflash_config"], "target_layer_ids": [1, 2, 6]}}, {}, "6 layers"),
+        ({"dflash_config": {**BLOCK["dflash_config"], "causal": True}}, {}, "causal"),
+        ({"dflash_config": {**BLOCK["dflash_config"], "conv_kernel_size": 4}}, {}, "conv_kernel_size"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, {}, "layer_types"),
+        ({"num_target_layers": 36}, {}, "36 layers"),
+        ({"head_dim": 16}, {}, "q_proj"),
+        ({}, {"mask_embedding": mx.zeros(64)}, "mask_embedding"),
+        ({}, {"fc.weight": mx.zeros((64, 96))}, "another model"),
+    ],
+)
+def test_a_block_that_would_be_computed_wrongly_is_refused_by_name(
+    change: dict[str, Any], tensors: dict[str, mx.array], match: str
+) -> None:
+    """Also one that was made for a model of another shape."""
+    model = runner_of(build_model(TARGET), "mlx").decoder.weights
+    with pytest.raises(Unsupported, match=match):
+        read_drafter_weights("dflash", {**BLOCK, **change}, {**block_tensors(BLOCK), **tensors}, model)
 
 
 def test_a_drafter_without_a_head_of_its_width_is_refused() -> None:
@@ -162,14 +192,13 @@ def test_a_drafter_without_a_head_of_its_width_is_refused() -> None:
     config = {**EAGLE, "hidden_size": 32, "target_hidden_size": 64}
     model = runner_of(build_model(TARGET), "mlx").decoder.weights
     with pytest.raises(Unsupported, match="embed_tokens"):
-        read_drafter_weights(config, eagle_tensors(config), model)
+        read_drafter_weights("eagle3", config, eagle_tensors(config), model)
 
 
 @pytest.mark.parametrize(
     ("config", "match"),
     [
         ({"architectures": ["EagleLlamaForCausalLM"], "model_type": "eagle"}, "EAGLE drafter"),
-        ({"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "dflash_config": {}}, "DFlash"),
         ({"model_type": "qwen3_dspark"}, "DSpark"),
         ({"model_type": "gemma4_assistant"}, "Gemma 4 assistant"),
         ({"model_type": "glm4_moe_lite_mtp"}, "glm4_moe_lite_mtp"),

@@ -14,11 +14,14 @@ import pytest
 
 from tests.support.constrained import HOT, PERSON, Pico
 from tests.support.drafters import (
+    BLOCK,
     EAGLE,
     TAPS,
     TARGET,
+    Block,
     Eagle,
-    eagle_runner,
+    block_tensors,
+    drafting_runner,
     eagle_tensors,
     right_model_and_drafter,
 )
@@ -85,6 +88,9 @@ FORMS: dict[str, tuple[dict[str, Any], Any]] = {
     "as published": (EAGLE, dict),
     "normed residual": ({**EAGLE, "norm_before_residual": True}, with_own),
     "all words": ({**EAGLE, "draft_vocab_size": VOCAB_SIZE}, all_words),
+    "block": (BLOCK, dict),
+    "long block": ({**BLOCK, "block_size": 16}, dict),
+    "short block": ({**BLOCK, "dflash_config": {**BLOCK["dflash_config"], "block_size": 3}}, dict),
 }
 
 
@@ -93,10 +99,11 @@ def test_drafts_are_those_of_the_published_formula(form: str) -> None:
     """Whatever was computed of a row came in chunks, verify blocks, beside others, or with a parked row."""
     config, change = FORMS[form]
     model = build_model(TARGET)
-    tensors = change(eagle_tensors(config))
+    of_block = config["model_type"] == "qwen3"
+    tensors = change((block_tensors if of_block else eagle_tensors)(config))
     rows = requests(6, 16)
     wanted = [alone(model, row) for row in rows]
-    runner = eagle_runner(model, config, tensors)
+    runner = drafting_runner(model, config, tensors)
     engine = drafting_engine(runner, (1, 3, 4), prefill_chunk=32, prefill_chunk_idle=32)
     run, draw = Run(), random.Random(2)
     for request in rows:
@@ -113,8 +120,8 @@ def test_drafts_are_those_of_the_published_formula(form: str) -> None:
     assert [run.ids(row.row) for row in rows] == wanted
     seen = engine._speculator.model.seen
     assert len(seen) >= 20
-    eagle = Eagle(config, tensors, TAPS)
-    expected = [eagle.drafts(model, tokens, len(drafts)) for tokens, drafts in seen]
+    formula = (Block if of_block else Eagle)(config, tensors, TAPS)
+    expected = [formula.drafts(model, tokens, len(drafts)) for tokens, drafts in seen]
     assert [drafts for _, drafts in seen] == expected
 
 
@@ -137,7 +144,7 @@ def test_a_drafter_that_is_right_is_accepted_as_often_beside_others_as_alone(
     ]
 
     def share(batches: Sequence[Sequence[RowRequest]]) -> float:
-        engine, run = drafting_engine(eagle_runner(model, config, tensors), (4,)), Run()
+        engine, run = drafting_engine(drafting_runner(model, config, tensors), (4,)), Run()
         for batch in batches:
             assert engine.insert(batch) == []
             finish(engine, run)
@@ -153,8 +160,9 @@ def test_rows_with_grammars_make_the_same_tokens_with_a_drafter() -> None:
     """Beside one without, all of them sampled: drafts that a grammar forbids are cut."""
     pico = Pico()
     told = json.loads((model_path() / "config.json").read_text())
-    config = {**told, "draft_vocab_size": 500, "eagle_aux_hidden_state_layer_ids": [2, 3, 4]}
-    runner = eagle_runner(pico.loaded.model, config, eagle_tensors(config))
+    config = {**EAGLE, **told, "architectures": EAGLE["architectures"], "draft_vocab_size": 500}
+    config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [2, 3, 4]}
+    runner = drafting_runner(pico.loaded.model, config, eagle_tensors(config))
     schema = pico.grammar("json_schema", json.dumps(PERSON))
     rows = [pico.row(0, schema, sampling=HOT), pico.row(1, None, sampling=HOT), pico.row(2, schema)]
     plain, speculator = pico.engine(), Widths([], (1, 4))

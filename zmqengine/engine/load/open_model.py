@@ -21,14 +21,14 @@ from zmqengine.engine.load.probe import ROWS, probe, rows_of, steps_of
 from zmqengine.engine.models.architecture import DecoderWeights
 from zmqengine.engine.models.attention import WIDTH_MAX
 from zmqengine.engine.models.decoder import DecoderModel
-from zmqengine.engine.models.draft_head import DraftHead, PairWeights, check_head
+from zmqengine.engine.models.draft_head import BlockWeights, PairWeights, check_block, check_head
 from zmqengine.engine.models.families import read_drafter_weights, read_head, read_weights
 from zmqengine.engine.models.layers import Experts, Unsupported
 from zmqengine.engine.models.mlx_lm_runner import MlxLmRunner
 from zmqengine.engine.models.mlx_vlm import VlmText
 from zmqengine.engine.models.model_runner import ModelRunner, RowPiece
 from zmqengine.engine.models.ops import Ops, PlainOps
-from zmqengine.engine.models.slot_runner import SlotRunner
+from zmqengine.engine.models.slot_runner import SlotRunner, open_head
 from zmqengine.engine.models.tree import kind_of, parts_of
 from zmqengine.errors import ModelLoadError
 
@@ -131,13 +131,13 @@ def open_model(
         report("tracing steps", None)
         decoder.trace(sorted({decoder.ops.padded(count) for count in range(1, rows_max + 1)}), until_s)
     log.debug("opened the decoder", extra=facts)
-    draft_head = None if head_weights is None else DraftHead(head_weights, decoder)
+    draft_head = None if head_weights is None else open_head(head_weights, decoder)
     return OpenedModel(SlotRunner(decoder, context_tokens, draft_head), facts)
 
 
 def _read_head(
     model: Any, tensors: HeadTensors | None, weights: DecoderWeights, ops: Ops, facts: dict[str, str]
-) -> PairWeights | None:
+) -> PairWeights | BlockWeights | None:
     """The head that drafts for a model, if it has one that is supported; says so in `facts`.
 
     Raises `ModelLoadError` for one that the operator named.
@@ -147,10 +147,13 @@ def _read_head(
     drafter = tensors.drafter
     try:
         if drafter is not None and drafter.reader != "head":
-            head: PairWeights = read_drafter_weights(drafter.config, tensors.arrays, weights)
+            head = read_drafter_weights(drafter.reader, drafter.config, tensors.arrays, weights)
         else:
             head = read_head(model, tensors.arrays)
-        check_head(head, ops)
+        if isinstance(head, BlockWeights):
+            check_block(head, ops)
+        else:
+            check_head(head, ops)
     except Unsupported as error:
         if drafter is not None:
             raise ModelLoadError(f"{drafter.kind} cannot draft for this model: {error}") from None

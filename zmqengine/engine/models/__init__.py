@@ -11,7 +11,7 @@ recurrence.py       the gated delta rule and short convolutions, as functions of
 slot_recurrence.py  both over the recurrent states of rows
 model_runner.py     the contract between the step and a model with the caches of its rows:
 slot_runner.py      our decoder on slots
-draft_head.py       the head by which a model drafts for itself, which the runner steps
+draft_head.py       heads and drafters that look inside a model, which the runner steps
 mlx_lm_runner.py    mlx-lm's own code on mlx-lm's caches: mlx_lm_caches.py, and their blocks, mlx_lm_blocks.py
 positions.py        three positions of a token, for models that see
 mlx_lm.py           everything that is imported from mlx-lm

@@ -31,7 +31,8 @@ _COLUMN_STEPS = 4
 class PlacedPiece:
     """The `count` tokens of a piece, from column `start` of their slot on. `shift`: how far positions are ahead.
 
-    `verifies`: some of its tokens are draft tokens; `row` knows how many count once the step has landed.
+    `verifies`: some of its tokens are draft tokens; `row` knows how many count once the step has landed. `sees_all`:
+    its tokens, at most `WIDTH_MAX`, see each other, not those before alone.
     """
 
     slot: Slot
@@ -40,6 +41,7 @@ class PlacedPiece:
     shift: int = 0
     row: Row | None = None
     verifies: bool = False
+    sees_all: bool = False
 
     def accepted(self) -> int:
         """Tokens of the piece that count."""
@@ -143,7 +145,7 @@ def _pool_layout(pool: SlotPool, pieces: Sequence[PlacedPiece], begin: int) -> P
             index = piece.slot.index
             ahead = np.minimum(np.arange(width), piece.count - 1)
             tokens[index] = at + ahead
-            last[index] = piece.start + ahead
+            last[index] = piece.start + (piece.count - 1 if piece.sees_all else ahead)
             place[at : at + piece.count] = index * width + np.arange(piece.count)
         outputs = used * width
         rows = ShortRows(tokens, last, _columns(pool, int(last.max()) + 1))

@@ -11,6 +11,11 @@ to the step that knows the next one. Drafts write columns from n - 1 on, and the
 
 So the columns of a prefix depend on one token more. Where prompts part at the end of a block of the prefix cache, or a
 block was cut at its row's last token, its last column is another prompt's or empty: that costs acceptance alone.
+
+A drafter that fills a block at once (DFlash) has a few layers. Of each token that the model has computed, its keys and
+values are products of one state, the model's hidden states after some layers, joined: those of token t have column t. A
+draft is one pass over the last known token and as many mask tokens as the block has. All of them see each other, and
+the columns before; what comes out at a mask token gives the logits of the token in its place.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ import mlx.core as mx
 
 from zmqengine.engine.kv.slots import ArrayShape, KVShape
 from zmqengine.engine.models.architecture import Before, DecoderLayer, Mixer, Stream
-from zmqengine.engine.models.attention import PlacedPiece
+from zmqengine.engine.models.attention import WIDTH_MAX, PlacedPiece
 from zmqengine.engine.models.decoder import DecoderModel, Passed
 from zmqengine.engine.models.layers import HeadShape, Linear, Norm, Unsupported
 from zmqengine.engine.models.ops import Ops
@@ -128,20 +133,20 @@ def check_head(weights: PairWeights, ops: Ops) -> HeadShape:
 
 
 class DraftHead:
-    """A head of a decoder, on its operations. `layer`: the number of its keys and values among those of a slot."""
+    """A head of a decoder, on its operations. `layers`: the number of its keys and values among those of a slot."""
 
     def __init__(self, weights: PairWeights, decoder: DecoderModel) -> None:
         mixer, last = check_head(weights, decoder.ops), weights.norm.weight
         self.weights = weights
-        self.shape = KVShape(mixer.key_heads, mixer.dim, mixer.dtype)
+        self.shapes = [KVShape(mixer.key_heads, mixer.dim, mixer.dtype)]
         self.carry = ArrayShape(last.shape, last.dtype)
-        self.layer = len(decoder.mixing.shapes)
+        self.layers = [len(decoder.mixing.shapes)]
         self.parameter_bytes = sum(array.nbytes for array in arrays_of(weights))
         self.takes_all = not weights.taps or weights.taps[-1] == len(decoder.layers)
         """Whether it takes hidden states after the last layer, so that all tokens pass that."""
         self._mixer = mixer
         self._decoder = decoder
-        self._attention = decoder.ops.attention([mixer], [self.layer])
+        self._attention = decoder.ops.attention([mixer], self.layers)
 
     @property
     def axes(self) -> Axes | None:
@@ -199,3 +204,79 @@ class DraftHead:
         before = self.weights.before(self._decoder.ops, embeddings, hidden, turns)
         layout = self._attention.begin(pieces, hidden.shape[0])
         return before, self._attention.attend(layout, 0, before.mixing)
+
+
+class BlockWeights(NamedTuple):
+    """Weights of such a drafter. `join` [dim, states' dims] and `join_norm`: the model's hidden states to one state.
+
+    `taps`: as those of `DecoderModel`. `block`: tokens that it fills, the known one included; `mask`: the mask token.
+    """
+
+    join: Linear
+    join_norm: Norm
+    layers: tuple[Any, ...]
+    norm: Norm
+    taps: tuple[int, ...]
+    block: int
+    mask: int
+
+
+class DraftBlock:
+    """Such a drafter of a decoder, on its operations. `layers`: the numbers of its keys and values in a slot."""
+
+    carry = None
+    axes = None
+
+    def __init__(self, weights: BlockWeights, decoder: DecoderModel) -> None:
+        self.weights = weights
+        mixers = check_block(weights, decoder.ops)
+        first = len(decoder.mixing.shapes)
+        self.layers = range(first, first + len(mixers))
+        self.shapes = [KVShape(each.key_heads, each.dim, each.dtype) for each in mixers]
+        self.parameter_bytes = sum(array.nbytes for array in arrays_of(weights))
+        self.takes_all = weights.taps[-1] == len(decoder.layers)
+        self.width = min(weights.block, WIDTH_MAX)
+        """Tokens of its block here: the longest piece whose rows attend together."""
+        self._decoder = decoder
+        self._attention = decoder.ops.attention(mixers, self.layers)
+
+    def states(self, passed: Passed) -> mx.array:
+        """The state [tokens, dim] of each token of a forward pass of the model."""
+        ops, weights = self._decoder.ops, self.weights
+        joined = ops.product(mx.concatenate(passed.tapped, axis=-1), weights.join)
+        states: mx.array = ops.norm(joined, weights.join_norm)
+        return states
+
+    def keep(self, pieces: Sequence[PlacedPiece], states: mx.array, positions: mx.array) -> None:
+        """Write keys and values of tokens, by their states."""
+        ops = self._decoder.ops
+        layout = self._attention.begin(pieces, len(states))
+        for number, layer in enumerate(self.weights.layers):
+            inputs = ops.rotate(ops.product(states, *layer.inputs), layer.mixer, positions)
+            # Its outputs are not used, so they are never computed.
+            self._attention.attend(layout, number, inputs)
+
+    def fill(self, pieces: Sequence[PlacedPiece], tokens: mx.array, positions: mx.array) -> mx.array:
+        """Outputs [tokens, dim] of blocks, whose pieces see all of their own tokens."""
+        ops, model = self._decoder.ops, self._decoder.weights
+        hidden = ops.embed(tokens, model.embedding)
+        if model.embedding_scale != 1.0:
+            hidden = hidden * mx.array(model.embedding_scale, hidden.dtype)
+        stream, layout = Stream(hidden), self._attention.begin(pieces, len(tokens))
+        for number, layer in enumerate(self.weights.layers):
+            before = layer.before(ops, stream, positions)
+            stream = layer.after(ops, before, self._attention.attend(layout, number, before.mixing), ())
+        outputs: mx.array = stream.summed(ops, self.weights.norm)[1]
+        return outputs
+
+    def logits(self, outputs: mx.array) -> mx.array:
+        """Logits [tokens, vocab] of outputs."""
+        logits: mx.array = self._decoder.logits(outputs)
+        return logits
+
+
+def check_block(weights: BlockWeights, ops: Ops) -> list[HeadShape]:
+    """The shapes of such a drafter's attention. Raises `Unsupported` for one that is not computed on `ops`."""
+    if not ops.on_mlx or ops.storage().writes_in_place:
+        raise Unsupported("kernels that write in place do not compute drafters: --kernels mlx does")
+    return [layer.mixer for layer in weights.layers]

@@ -29,6 +29,8 @@ try:
         RotatingKVCache,
         make_prompt_cache,
     )
+    from mlx_lm.models.qwen3 import ModelArgs as Qwen3Args
+    from mlx_lm.models.qwen3 import TransformerBlock as Qwen3Layer
     from mlx_lm.models.rope_utils import Llama3RoPE, ProportionalRoPE, SuScaledRoPE, YarnRoPE, initialize_rope
     from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
     from mlx_lm.utils import _download as fetch_model
@@ -45,6 +47,8 @@ __all__ = [
     "Llama3RoPE",
     "ProportionalRoPE",
     "QuantizedSwitchLinear",
+    "Qwen3Args",
+    "Qwen3Layer",
     "RotatingKVCache",
     "SuScaledRoPE",
     "SwitchLinear",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -14,7 +15,7 @@ from zmqengine.engine.kv.slots import Carry, Slot, Slots
 from zmqengine.engine.models.architecture import DecoderWeights
 from zmqengine.engine.models.attention import WIDTH_MAX, PlacedPiece
 from zmqengine.engine.models.decoder import DecoderModel, Inputs
-from zmqengine.engine.models.draft_head import DraftHead
+from zmqengine.engine.models.draft_head import BlockWeights, DraftBlock, DraftHead, PairWeights
 from zmqengine.engine.models.model_runner import FeatureSource, Outputs, RowPiece
 from zmqengine.engine.models.ops import AddedProducts
 from zmqengine.engine.row import Row
@@ -36,6 +37,11 @@ class StepAdapters(Protocol):
         ...
 
 
+def open_head(weights: PairWeights | BlockWeights, decoder: DecoderModel) -> DraftHead | DraftBlock:
+    """The head or drafter of a decoder, by its weights."""
+    return DraftBlock(weights, decoder) if isinstance(weights, BlockWeights) else DraftHead(weights, decoder)
+
+
 class SlotRunner:
     """`ModelRunner` of a `DecoderModel`. A `head` gets its keys and values in every step, and drafts between steps."""
 
@@ -43,12 +49,14 @@ class SlotRunner:
     uncacheable_reason = ""
     padding_bytes_max = padding_bytes = 0
 
-    def __init__(self, decoder: DecoderModel, context_tokens: int, head: DraftHead | None = None) -> None:
+    def __init__(
+        self, decoder: DecoderModel, context_tokens: int, head: DraftHead | DraftBlock | None = None
+    ) -> None:
         self.decoder = decoder
         self.head = head
         self._context_tokens = context_tokens
         mixing = decoder.mixing
-        shapes = mixing.shapes if head is None else [*mixing.shapes, head.shape]
+        shapes = mixing.shapes if head is None else [*mixing.shapes, *head.shapes]
         carry = None if head is None else head.carry
         self.slots = Slots(shapes, context_tokens, decoder.ops.storage(), mixing.states, carry)
         self.ends_apart = bool(mixing.states)
@@ -101,7 +109,12 @@ class SlotRunner:
         passed = self.decoder.forward(
             inputs._replace(wanted=mx.arange(padded)) if takes_all else inputs, layout
         )
-        written = self._prime(self.head, ordered, inputs, self.head.states(passed))
+        states = self.head.states(passed)
+        if isinstance(self.head, DraftBlock):
+            self.head.keep(list(map(_placed, ordered)), states, mx.array(_positions(ordered, padded)))
+            written = self._head_arrays(ordered)
+        else:
+            written = self._prime(self.head, ordered, inputs, states)
         # What the head keeps is computed with the outputs, whichever of them the step waits for.
         (wanted,) = mx.depends([passed.last[inputs.wanted] if takes_all else passed.last], written)
         return chosen.outputs(self.decoder, wanted)
@@ -192,8 +205,31 @@ class SlotRunner:
 
         `rows` are in the order of `draft_order`.
         """
-        head, ops = self.head, self.decoder.ops
-        assert head is not None, "the model has a head"
+        assert self.head is not None, "the model has a head"
+        if isinstance(self.head, DraftBlock):
+            return self._fill(self.head, rows, count, choose)
+        return self._advance(self.head, rows, count, choose)
+
+    def _fill(self, head: DraftBlock, rows: Sequence[Row], count: int, choose: Choose) -> list[list[int]]:
+        """The first `count` tokens of a block for each row."""
+        width = head.width
+        pieces = [RowPiece(row, row.computed_tokens, width) for row in rows]
+        placed = [replace(_placed(piece), sees_all=True) for piece in pieces]
+        padded = self.decoder.ops.padded(len(rows) * width)
+        tokens = np.full(padded, head.weights.mask, np.uint32)
+        tokens[: len(rows) * width : width] = [row.tokens[-1] for row in rows]
+        outputs = head.fill(placed, mx.array(tokens), mx.array(_positions(pieces, padded)))
+        of_rows = outputs[: len(rows) * width].reshape(len(rows), width, -1)
+        drafted = [
+            choose(head.logits(of_rows[:, ahead + 1]), ahead) for ahead in range(min(count, width - 1))
+        ]
+        mx.eval(drafted, self._head_arrays(pieces))
+        made: list[list[int]] = mx.stack(drafted, axis=1).tolist()  # type: ignore[assignment]
+        return made
+
+    def _advance(self, head: DraftHead, rows: Sequence[Row], count: int, choose: Choose) -> list[list[int]]:
+        """Tokens of a head that is stepped `count` times."""
+        ops = self.decoder.ops
         padded = ops.padded(len(rows))
         carried = _Carried(mx.zeros((1, *head.carry.shape), head.carry.dtype))
         states = [carried.index(*row.cache.carry.place()) for row in rows]
@@ -215,6 +251,8 @@ class SlotRunner:
 
     def draft_order(self, rows: Sequence[Row], count: int) -> list[Row]:
         """`rows` with room for `count` draft tokens each, those of one pool side by side."""
+        if isinstance(self.head, DraftBlock):
+            count = self.head.width
         for row in rows:
             self._make_room(row, row.computed_tokens + count, row.computed_tokens)
         return sorted(rows, key=lambda row: _order(RowPiece(row, row.computed_tokens, 1)))
@@ -227,13 +265,14 @@ class SlotRunner:
         return mx.array(_positions(pairs, padded))
 
     def _head_arrays(self, pairs: Sequence[RowPiece]) -> list[mx.array]:
-        """The arrays that have the head's keys and values of these rows."""
+        """The arrays with the head's keys and values of these rows."""
         assert self.head is not None, "the model has a head"
         pools = {id(pair.row.cache.pool): pair.row.cache.pool for pair in pairs}
         return [
             array
             for pool in pools.values()
-            for array in (pool.keys[self.head.layer], pool.values[self.head.layer])
+            for layer in self.head.layers
+            for array in (pool.keys[layer], pool.values[layer])
         ]
 
     # --- memory ---

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from zmqengine.engine.interface import RowRequest
+from zmqengine.engine.models.draft_head import DraftBlock
 from zmqengine.engine.models.model_runner import RowPiece
 from zmqengine.engine.models.slot_runner import SlotRunner
 from zmqengine.engine.row import Row
@@ -40,6 +41,10 @@ class HeadDrafts(ModelSource):
         self._runner = runner
         self._draw = draw
         self._plan: tuple[list[Row], DrawPlan] | None = None
+
+    def passes(self, count: int) -> int:
+        """One for a block, which is filled at once."""
+        return 1 if isinstance(self._runner.head, DraftBlock) else count
 
     def trim(self, empty_bytes_max: int, ahead_bytes: int) -> int:
         """Nothing: its keys and values are in the runner's slots."""
@@ -77,7 +82,7 @@ class HeadDrafts(ModelSource):
             self._plan = ready, self._draw.plan(ready, self._words)
         plan = self._plan[1]
         drafted = self._runner.draft(ready, count, lambda logits, ahead: plan.draw(logits, ahead=ahead)[0])
-        self.times.add(len(ready), (time.perf_counter() - started_s) / count)
+        self.times.add(len(ready), (time.perf_counter() - started_s) / self.passes(count))
         drafts = dict(zip(ready, drafted, strict=True))
         return [drafts[row][:most] if row in drafts else [] for row, most in zip(rows, counts, strict=True)]
 
@@ -89,8 +94,9 @@ class HeadDrafts(ModelSource):
         """See `release`."""
         self._plan = None
 
-    @staticmethod
-    def _is_ready(row: Row) -> bool:
-        """Whether the row's last hidden state is known, and one token behind it."""
-        carry = None if row.cache is None else row.cache.carry
-        return carry is not None and carry.place() is not None and row.computed_tokens == len(row.tokens) - 1
+    def _is_ready(self, row: Row) -> bool:
+        """Whether all is known of the row that the head takes, and one token behind it."""
+        if row.cache is None or row.computed_tokens != len(row.tokens) - 1:
+            return False
+        carries = self._runner.slots.carry is not None
+        return not carries or (row.cache.carry is not None and row.cache.carry.place() is not None)

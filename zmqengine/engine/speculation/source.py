@@ -70,13 +70,17 @@ class TokenTimes:
 class ModelSource(DraftSource, Protocol):
     """A source that computes its guesses: a smaller model, or the head of the model itself.
 
-    `times`: of a draft token of all rows, measured. `parameter_bytes`: of weights beside the model's. `widths`: of the
-    verify blocks that suit it.
+    `times`: of a pass for all rows, measured, which gives a draft token of each or a block. `parameter_bytes`: of
+    weights beside the model's. `widths`: of the verify blocks that suit it.
     """
 
     widths: Sequence[int]
     times: TokenTimes
     parameter_bytes: int
+
+    def passes(self, count: int) -> int:
+        """Passes for drafts of `count` tokens."""
+        return count
 
     @property
     def byte_count(self) -> int:

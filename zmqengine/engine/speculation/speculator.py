@@ -197,7 +197,8 @@ class Speculator:
             tokens += rate.rate**in_flight * rate.expected(min(width - 1, len(guess.tokens) - in_flight))
         if drafting and self.model is not None:
             tokens += sum(self._rate(rows[index], self.model).expected(width - 1) for index in drafting)
-            cost += (width - 1) * self.model.times.of(len(drafting)) / self.costs.step_s(len(rows))
+            passes = self.model.passes(width - 1)
+            cost += passes * self.model.times.of(len(drafting)) / self.costs.step_s(len(rows))
         return tokens / (len(rows) * cost)
 
     def _guess(self, rows: Sequence[Row]) -> tuple[list[Guess], list[int]]:

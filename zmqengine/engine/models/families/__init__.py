@@ -8,8 +8,18 @@ from typing import Any
 import mlx.core as mx
 
 from zmqengine.engine.models.architecture import DecoderWeights
-from zmqengine.engine.models.draft_head import HeadWeights, PairWeights
-from zmqengine.engine.models.families import eagle3, gemma, glm4_moe, gpt_oss, heads, lfm2, llama, qwen_next
+from zmqengine.engine.models.draft_head import BlockWeights, HeadWeights, PairWeights
+from zmqengine.engine.models.families import (
+    dflash,
+    eagle3,
+    gemma,
+    glm4_moe,
+    gpt_oss,
+    heads,
+    lfm2,
+    llama,
+    qwen_next,
+)
 from zmqengine.engine.models.layers import Unsupported
 
 _FAMILIES = (llama, gemma, gpt_oss, glm4_moe, qwen_next, lfm2)
@@ -49,7 +59,9 @@ def read_head(model: Any, tensors: Mapping[str, mx.array]) -> HeadWeights:
 
 
 def read_drafter_weights(
-    config: Mapping[str, Any], tensors: Mapping[str, mx.array], model: DecoderWeights
-) -> PairWeights:
+    reader: str, config: Mapping[str, Any], tensors: Mapping[str, mx.array], model: DecoderWeights
+) -> PairWeights | BlockWeights:
     """The weights of a drafter that looks inside a model, by its config and its tensors. Raises Unsupported."""
+    if reader == "dflash":
+        return dflash.read(config, tensors, model)
     return eagle3.read(config, tensors, model)

@@ -69,7 +69,7 @@ def read(model: Any, *, in_columns: bool = False) -> DecoderWeights:
     return weights_of(model, layers, head)
 
 
-def _read_layer(layer: Any) -> LlamaLayer:
+def read_layer(layer: Any) -> LlamaLayer:
     """The weights of a layer alone. Raises Unsupported."""
     _check(layer)
     return _layer(layer, None, in_columns=False)
@@ -128,7 +128,7 @@ MIMO_HEAD = HeadForm(
     "hidden_layernorm",
     "input_proj",
     "final_layernorm",
-    _read_layer,
+    read_layer,
     hidden_first=True,
     numbered=False,
 )
