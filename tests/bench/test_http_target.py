@@ -177,8 +177,8 @@ def test_to_connect_to_nobody_is_left_to_the_requests() -> None:
 
 def test_a_stuck_server_ends_with_the_time_limit() -> None:
     """The limit is told in the error."""
-    record = asyncio.run(ask(SseServer({"stuck": [" a", HOLD]}), "stuck", timeout_s=0.2))
-    assert record.error == "no end within 0.2 s"
+    record = asyncio.run(ask(SseServer({"stuck": [" a", HOLD]}), "stuck", timeout_s=1.5))
+    assert record.error == "no end within 1.5 s"
     assert record.tokens == 1
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.ports import free_port
-from tests.support.workers import START_S, wait_in_loop
+from tests.support.workers import START_S
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig, FakeFault
 from zmqengine.errors import WorkerLost
 from zmqengine.testing import FakeWorker
@@ -86,35 +86,6 @@ def test_text_goes_on_in_the_middle_of_a_character(connect: Connect) -> None:
 
     with FakeWorker(STANDS_STILL, process=True, pass_timeout_s=0) as worker:
         asyncio.run(scenario(worker))
-
-
-@either
-def test_a_worker_killed_before_the_session_is_open_may_stay_away(
-    connect: Connect, worker: FakeWorker
-) -> None:
-    """For longer than the connect and the answer timeout: it was there, so it may come back."""
-
-    async def scenario() -> None:
-        events: list[str] = []
-        patience_s = 3.0
-        async with connect(
-            worker.address,
-            connect_timeout_s=patience_s,
-            answer_timeout_s=patience_s,
-            on_event=lambda event: events.append(event.kind),
-        ) as client:
-            await client.describe()
-            worker.freeze()
-            reading = asyncio.ensure_future(client.generate_tokens([1], max_tokens=50, seed=1).read())
-            await asyncio.to_thread(worker.kill)
-            await wait_in_loop(lambda: "lost" in events or reading.done(), "nobody says that it is gone")
-            assert not reading.done()
-            await asyncio.sleep(patience_s + 0.5)
-            await asyncio.to_thread(worker.start)
-            assert (await reading).tokens == worker.expected_tokens([1], 50, seed=1)
-            assert events == ["lost", "connected"]
-
-    asyncio.run(scenario())
 
 
 @either

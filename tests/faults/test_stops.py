@@ -55,15 +55,16 @@ def test_a_worker_that_is_stopped_past_every_lease_loses_no_session(
     make_worker: Callable[..., WorkerProcess],
 ) -> None:
     """Nobody could be heard meanwhile: the stream goes on in the same session, with the same tokens."""
-    worker = make_worker(FAKE, lease_ms=1000, supervise=False)
+    # Three times as long as a client on a busy machine may be without a turn.
+    worker = make_worker(FAKE, lease_ms=3000, supervise=False)
     with worker.client() as client:
         client.wait_ready()
         stream = client.generate_tokens(REQUEST.prompt, max_tokens=300, seed=4)
         next(stream)
-        stop(worker.engine_pid())
+        stop(worker.engine_pid(), 4.0)
         assert stream.read().tokens == expected_tokens(REQUEST)
         # Idle, too.
-        stop(worker.engine_pid())
+        stop(worker.engine_pid(), 4.0)
         assert client.generate_tokens(
             REQUEST.prompt, max_tokens=300, seed=4
         ).read().tokens == expected_tokens(REQUEST)
