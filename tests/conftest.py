@@ -42,7 +42,7 @@ load_tuned_blas()
 # A shared or virtual CPU pauses at will: a slow example is not a failing one.
 _PATIENT: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("default", max_examples=20, **_PATIENT)
-settings.register_profile("ci", max_examples=50, **_PATIENT)
+settings.register_profile("ci", max_examples=30, **_PATIENT)
 settings.register_profile("long", max_examples=3_000, **_PATIENT)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
