@@ -98,8 +98,16 @@ class HttpConfig:
         (),
         flag="--operator-key",
         metavar="KEY",
-        help="With --serve: let these keys alone load and unload models, pinned ones too, and say how long they stay; "
-        "they are accepted as --api-key is; repeatable. Without any, each key loads and unloads all but pinned models.",
+        help="Let these keys alone load and unload adapters and, with --serve, models, pinned ones too, and say how "
+        "long they stay; they are accepted as --api-key is; repeatable. Without any, each key loads and unloads all "
+        "but pinned models.",
+    )
+    adapter_dir: str | None = option(
+        None,
+        metavar="DIR",
+        help="Let requests load LoRA adapters from directories below this one, on the worker's machine; an operator's "
+        "key may from any.",
+        otherwise="none",
     )
     insecure_no_key: bool = option(False, help="Serve on a network without asking for a key.")
     allow_hosts: tuple[str, ...] = option(

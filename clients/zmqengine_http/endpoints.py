@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from zmqengine_http import openapi, page
 from zmqengine_http.apis import (
+    adapters,
     anthropic,
     batch_files,
     chat_completions,
@@ -33,6 +34,7 @@ _DESCRIBED: tuple[Endpoint, ...] = (
     *anthropic.ENDPOINTS,
     *ollama.ENDPOINTS,
     *model_control.ENDPOINTS,
+    *adapters.ENDPOINTS,
     *models.ENDPOINTS,
     *tokenizing.ENDPOINTS,
     *page.ENDPOINTS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 
 from zmqengine.checkpoint.estimate import open_checkpoint
@@ -66,6 +67,25 @@ def test_the_memory_is_of_the_weights_a_chat_and_the_draft() -> None:
     assert weights < need == checkpoint.need_bytes(on_gpu=expects_gpu())
     drafted = read_offer(["pico"], ROOT, {"draft": "pico-tools"}).find("pico").need_bytes
     assert drafted >= need + open_checkpoint(model_path("pico-tools")).weights.total_bytes
+
+
+def test_adapters_are_in_the_memory_of_an_entry(tmp_path: Path) -> None:
+    """As much as their worker takes at most; one that cannot be read is named as the reason for which none starts."""
+    arrays = {
+        "layers.0.mlp.up_proj.lora_a": mx.zeros((64, 4)),
+        "layers.0.mlp.up_proj.lora_b": mx.zeros((4, 128)),
+    }
+    mx.save_safetensors(str(tmp_path / "adapters.safetensors"), arrays)
+    plain = read_offer(["pico"], ROOT, {}).find("pico")
+    one, two = (
+        read_offer(["pico"], ROOT, {"adapter": [f"{name}={tmp_path}" for name in names]}).find("pico")
+        for names in ("a", "ab")
+    )
+    assert list(two.config.adapters) == ["a", "b"]
+    assert plain.need_bytes < one.need_bytes < two.need_bytes
+    assert one.need_bytes - plain.need_bytes >= 2 * (64 * 4 + 4 * 128) * 4
+    lost = read_offer(["pico"], ROOT, {"adapter": [f"c={tmp_path / 'none'}"]}).find("pico")
+    assert lost.never.startswith("the adapter c: cannot read ")
 
 
 def test_the_workers_divide_the_memory_of_the_list(tmp_path: Path) -> None:

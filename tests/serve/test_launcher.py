@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
 import socket
 import threading
@@ -13,6 +14,7 @@ import pytest
 import zmq
 
 from tests.serve.launching import LauncherProcess, entry_of, fake, toml, wait_for
+from tests.support.adapters import write_opaque_adapter
 from tests.support.workers import START_S, wait_until
 from zmqengine.config import WorkerConfig
 from zmqengine.errors import ConfigError, Draining, ModelLoadError, NeverFits, UnknownModel
@@ -157,19 +159,33 @@ def test_a_killed_launcher_leaves_its_workers_and_the_next_one_adopts_them() -> 
         assert launched.all_processes() == []
 
 
-def test_a_worker_that_is_killed_comes_back_at_its_address() -> None:
-    with LauncherProcess(toml({"a": fake(1)}, memory="10G")) as launched:
+def test_a_worker_that_is_killed_comes_back_at_its_address_with_its_adapters(tmp_path: Path) -> None:
+    """Those of its options and those that were loaded since, as far as their files are there."""
+    first, second, third = (write_opaque_adapter(tmp_path / name) for name in ("first", "second", "third"))
+    options = {"options": {"adapter": [f"first={first}"]}}
+    with LauncherProcess(toml({"a": {**fake(1), **options}}, memory="10G")) as launched:
 
         async def run() -> None:
             async with launched.client() as launcher:
-                await launcher.want("a")
-                first = await entry_of(launcher, "a")
-                assert first.pid is not None
-                psutil.Process(first.pid).kill()
-                again = await wait_for(
-                    launcher, "a", lambda entry: entry.state == "ready" and entry.pid != first.pid, "gone"
+                assert (await entry_of(launcher, "a")).adapters == ["first"]
+                _, granted = await launcher.want("a")
+                async with AsyncClient(granted.address) as client:
+                    await client.load_adapter("second", second)
+                    await client.load_adapter("third", third)
+                known = await wait_for(
+                    launcher, "a", lambda entry: entry.adapters == ["first", "second", "third"], "untold"
                 )
-                assert again.address == first.address
+                shutil.rmtree(third)
+                assert known.pid is not None
+                psutil.Process(known.pid).kill()
+                again = await wait_for(
+                    launcher, "a", lambda entry: entry.state == "ready" and entry.pid != known.pid, "gone"
+                )
+                assert again.address == known.address
+                async with AsyncClient(again.address) as client:
+                    model = (await client.wait_ready()).model
+                assert model is not None
+                assert model.adapters == ["first", "second"]
 
         asyncio.run(run())
 

@@ -6,6 +6,7 @@ The format: the length of the header, 8 bytes little-endian; the header in JSON,
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +72,11 @@ def tensors_of(directory: Path) -> dict[str, StoredTensor]:
     return {
         name: StoredTensor(file, each.shape) for file in files for name, each in _read_header(file).items()
     }
+
+
+def tensor_sizes(file: Path) -> dict[str, int]:
+    """How many numbers each tensor of a file has. Raises `CheckpointError`."""
+    return {name: math.prod(each.shape) for name, each in _read_header(file).items()}
 
 
 def _read_header(file: Path) -> dict[str, _Tensor]:

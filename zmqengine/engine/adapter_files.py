@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from zmqengine.checkpoint.adapters import PEFT, adapter_file
 from zmqengine.errors import ModelLoadError
 
-_MLX_LM, _PEFT = "adapters.safetensors", "adapter_model.safetensors"
 _UNREAD = {
     "use_dora": False, "bias": "none", "modules_to_save": None, "rank_pattern": {}, "alpha_pattern": {},
     "fan_in_fan_out": False,
@@ -33,9 +33,10 @@ def read_files(name: str, directory: Path) -> AdapterFiles:
     """Read the adapter in a directory. Raises `ModelLoadError`."""
     try:
         config = json.loads((directory / "adapter_config.json").read_text("utf-8"))
-        is_peft = (directory / _PEFT).is_file()
+        file = adapter_file(directory)
+        is_peft = file.name == PEFT
         scale = _scale_of_peft(config) if is_peft else _scale_of_mlx_lm(config)
-        arrays = (directory / (_PEFT if is_peft else _MLX_LM)).read_bytes()
+        arrays = file.read_bytes()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise unreadable(name, error) from error
     digest = hashlib.blake2b(arrays + repr(scale).encode(), digest_size=8).hexdigest()

@@ -64,6 +64,7 @@ class ModelEntry(Struct, frozen=True, omit_defaults=True):
     quantisation: str = ""
     context_tokens: int = 0
     capabilities: list[str] = []
+    adapters: list[str] = []
     size_bytes: int = 0
     need_bytes: int = 0
     stage: str = ""

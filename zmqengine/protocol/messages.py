@@ -49,6 +49,8 @@ CacheScope = Literal["session", "key", "shared"]
 CacheSalt = Annotated[str, Meta(max_length=64)]
 """The name of a part of a scope; empty for the whole."""
 AdapterName = Annotated[str, Meta(max_length=128)]
+ADAPTER_FACT = "adapter "
+"""Begins the names of a status's facts that are directories of adapters."""
 RequestState = Literal["queued", "running", "ended"]
 Finish = Literal["stop", "length", "abort", "deadline", "error", "lease", "slow_consumer", "shutdown"]
 

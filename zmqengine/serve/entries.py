@@ -14,6 +14,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta, Struct
 
+from zmqengine.checkpoint.adapters import adapter_file, adapters_bytes
 from zmqengine.checkpoint.drafters import read_drafter
 from zmqengine.checkpoint.estimate import ACTIVATION_SHARE, LEAST_TOKENS, ModelCheckpoint, open_checkpoint
 from zmqengine.checkpoint.on_disk import find_model, find_models, local_directory
@@ -268,6 +269,8 @@ def _entry(name: str, path: str, root: Path, options: Mapping[str, object]) -> E
         need = need_bytes(checkpoint, config.context_max)
         if config.draft is not None:
             need += int(_draft_bytes(config.draft) / (1 - ACTIVATION_SHARE))
+        adapters = adapters_bytes(config.adapters, checkpoint.weights.float_bytes)
+        need += int(adapters / (1 - ACTIVATION_SHARE))
         # A worker with a memory limit of its own claims that limit, which may have no room for an image.
         limit_bytes = config.memory_limit_bytes
         seen = tuple(
@@ -323,11 +326,15 @@ def _fake_entry(name: str, config: WorkerConfig) -> Entry:
         fake = FakeEngineConfig.from_json(config.engine.removeprefix("fake:") or "{}")
     except msgspec.DecodeError as error:
         raise ConfigError(f"the fake engine's configuration is wrong: {error}") from None
+    try:
+        adapters = sum(adapter_file(path).stat().st_size for path in config.adapters.values())
+    except OSError as error:
+        return Entry(name=name, config=config, never=str(error))
     tokens = min(LEAST_TOKENS, fake.context_tokens)
     return Entry(
         name=name,
         config=config,
-        need_bytes=fake.parameter_bytes + tokens * fake.kv_bytes_token,
+        need_bytes=fake.parameter_bytes + adapters + tokens * fake.kv_bytes_token,
         model_type="fake",
         context_tokens=min(fake.context_tokens, config.context_max or sys.maxsize),
         size_bytes=fake.parameter_bytes,

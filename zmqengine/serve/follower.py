@@ -8,7 +8,7 @@ import time
 from typing import Protocol
 
 from zmqengine.errors import ZmqEngineError
-from zmqengine.protocol.messages import Description, Status
+from zmqengine.protocol.messages import ADAPTER_FACT, Description, Status
 from zmqengine.serve.child import Child
 from zmqengine_client import AsyncClient
 from zmqengine_client.pause import Pause
@@ -30,8 +30,8 @@ class Followed(Protocol):
     def described(self, name: str, description: Description) -> None:
         """Progress of its start."""
 
-    def told(self, name: str, requests: int, asked_s: float, held_bytes: int) -> None:
-        """Its running requests and bytes in use."""
+    def told(self, name: str, requests: int, asked_s: float, held_bytes: int, adapters: list[str]) -> None:
+        """Its running requests, bytes in use, and adapters, each as NAME=DIR."""
 
     def ended(self, name: str) -> None:
         """End of its process."""
@@ -81,7 +81,9 @@ class Follower:
                     self._followed.described(self.name, description)
                 if is_ready:
                     status = await client.status()
-                    self._followed.told(self.name, _requests(status), asked_s, _held_bytes(status))
+                    self._followed.told(
+                        self.name, _requests(status), asked_s, _held_bytes(status), _adapters(status)
+                    )
             except ZmqEngineError:
                 # Not listening yet, or too busy: the check of its process decides whether it lives.
                 pass
@@ -96,3 +98,11 @@ def _requests(status: Status) -> int:
 
 def _held_bytes(status: Status) -> int:
     return sum(status.memory.get(part, 0) for part in HELD)
+
+
+def _adapters(status: Status) -> list[str]:
+    return [
+        f"{name.removeprefix(ADAPTER_FACT)}={directory}"
+        for name, directory in status.facts.items()
+        if name.startswith(ADAPTER_FACT)
+    ]

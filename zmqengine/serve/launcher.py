@@ -82,6 +82,8 @@ class Launcher:
         self._fleet = Fleet(self._offer.budget_bytes or budget_bytes)
         self._control = ControlSocket(root, self)
         self._followers: dict[str, Follower] = {}
+        # By model: the signature of its last worker's options, and the adapters that it had.
+        self._adapters: dict[str, tuple[str, tuple[str, ...]]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._acting = False
         self._stops = 0
@@ -200,9 +202,11 @@ class Launcher:
             self._fleet.progressed(name, progress.stage, progress.fraction)
         self._act()
 
-    def told(self, name: str, requests: int, asked_s: float, held_bytes: int) -> None:
+    def told(self, name: str, requests: int, asked_s: float, held_bytes: int, adapters: list[str]) -> None:
         """Handle a worker's status."""
         if name in self._fleet.models:
+            if name in self._followers:
+                self._adapters[name] = self._followers[name].child.record.signature, tuple(adapters)
             self._fleet.told(name, requests, asked_s, held_bytes=held_bytes)
             self._act()
 
@@ -280,7 +284,10 @@ class Launcher:
         model = self._fleet.models[name]
         record = Record(name, model.running, entry.config.endpoints.ctl)
         # Not a part of the signature: a new measurement of the need is no reason to start a worker again.
-        config = dataclasses.replace(entry.config, memory_least_bytes=self._fleet.need(model))
+        adapters = tuple(f"{each}={path}" for each, path in self._adapters_of(entry).items())
+        config = dataclasses.replace(
+            entry.config, memory_least_bytes=self._fleet.need(model), adapter=adapters
+        )
         environment = {WORKER_CONFIG: config.to_json()}
         try:
             process = child.start(self._record_path(name), record, WORKER_COMMAND, environment)
@@ -290,6 +297,15 @@ class Launcher:
             return
         log.info("loading", extra={"model": name, "pid": process.record.pid, "log": process.log})
         self._followers[name] = Follower(process, self)
+
+    def _adapters_of(self, entry: Entry) -> dict[str, Path]:
+        """The adapters that a model's last worker had, with the options of today, or those of its options."""
+        signature, adapters = self._adapters.get(entry.name, ("", ()))
+        if signature != entry.facts.signature:
+            return entry.config.adapters
+        # The next worker goes on without one whose files are gone.
+        had = dataclasses.replace(entry.config, adapter=adapters).adapters
+        return {name: path for name, path in had.items() if (path / "adapter_config.json").is_file()}
 
     def _configure(self, offer: ModelOffer) -> None:
         self._offer = offer
@@ -434,6 +450,7 @@ class Launcher:
             quantisation=entry.quantisation,
             context_tokens=entry.context_tokens,
             capabilities=list(entry.capabilities),
+            adapters=list(self._adapters_of(entry)),
             size_bytes=entry.size_bytes,
             need_bytes=self._fleet.need(model),
             stage=model.stage,

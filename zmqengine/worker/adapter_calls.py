@@ -13,7 +13,7 @@ import msgspec
 from zmqengine.engine.adapter_files import AdapterFiles, read_files
 from zmqengine.engine.interface import Engine, VectorEngine
 from zmqengine.errors import BadRequest, Conflict, Draining, InternalError, ModelLoadError, ZmqEngineError
-from zmqengine.protocol.messages import Done, Insert, Rejected
+from zmqengine.protocol.messages import ADAPTER_FACT, Done, Insert, Rejected
 from zmqengine.worker.context import WorkerContext
 from zmqengine.worker.requests.live_request import LiveRequest
 from zmqengine.worker.scheduler.scheduler import Scheduler
@@ -37,6 +37,7 @@ class WorkerAdapters:
         # Calls that wait for an adapter, by its name; a front-end repeats a call until it is answered.
         self._reading: dict[str, list[AdapterCall]] = {}
         self._read: deque[tuple[str, AdapterFiles | ZmqEngineError]] = deque()
+        self._tell_facts()
 
     @property
     def usable(self) -> Mapping[str, str]:
@@ -166,7 +167,14 @@ class WorkerAdapters:
             status.model = msgspec.structs.replace(
                 status.model, adapters=list(self.usable), parameter_bytes=weights_bytes
             )
+        self._tell_facts()
         self._context.report_adapters([f"{name}={path}" for name, path in self._directories.items()])
+
+    def _tell_facts(self) -> None:
+        """Show operators, and a launcher that starts this worker again, the directory of each."""
+        status = self._context.shared_status
+        others = {name: fact for name, fact in status.facts.items() if not name.startswith(ADAPTER_FACT)}
+        status.facts = others | {f"{ADAPTER_FACT}{name}": path for name, path in self._directories.items()}
 
     def _answer(self, calls: Sequence[AdapterCall], error: ZmqEngineError | None = None) -> None:
         status = self._context.shared_status

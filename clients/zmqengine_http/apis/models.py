@@ -80,13 +80,13 @@ def _facts(model: Model) -> dict[str, object]:
 
 
 async def _list_launched(service: Service, launched: LaunchedModels, exchange: Exchange) -> None:
-    """The models of a launcher, loaded or not, their aliases, and the adapters of those that are loaded."""
+    """The models of a launcher, loaded or not, their aliases, and their adapters."""
     only, loaded = exchange.scope.get(ONLY_KEY), service.pool.models()
     named = sorted(
         (f"{name}{behind}", entry)
         for entry in launched.entries.values()
         for name in (entry.name, *entry.aliases)
-        for behind in ("", *_adapters_of(loaded.get(entry.name)))
+        for behind in ("", *_adapters_of(entry, loaded.get(entry.name)))
         if only is None or name.replace("/", "--") == only
     )
     if _for_anthropic(exchange):
@@ -114,9 +114,10 @@ async def _list_launched(service: Service, launched: LaunchedModels, exchange: E
         await exchange.send_json({"object": "list", "data": listed})
 
 
-def _adapters_of(model: Model | None) -> list[str]:
-    """The ends of the names of a model with its adapters."""
-    return [] if model is None else [f"{ADAPTER_MARK}{adapter}" for adapter in model.card.adapters]
+def _adapters_of(entry: ModelEntry, model: Model | None) -> list[str]:
+    """The ends of the names of a model with its adapters: those that it has, or will have once it is loaded."""
+    adapters = entry.adapters if model is None else model.card.adapters
+    return [f"{ADAPTER_MARK}{adapter}" for adapter in adapters]
 
 
 def status_word(entry: ModelEntry) -> str:

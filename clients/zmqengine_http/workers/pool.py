@@ -107,10 +107,7 @@ class Pool:
         candidates = [
             worker
             for worker in self.workers
-            if worker.ready
-            and worker.model
-            and worker.model.same_prompts(model)
-            and tokens <= worker.model.context_tokens
+            if worker.serves(model) and worker.model and tokens <= worker.model.context_tokens
         ]
         if not candidates:
             raise no_worker(model.card.name)

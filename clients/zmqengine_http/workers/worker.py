@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import NamedTuple
 
@@ -123,6 +123,21 @@ class PooledWorker:
         assert self._client is not None
         return self._client
 
+    @property
+    def adapters(self) -> Sequence[str]:
+        """Adapters of its model that a request may have."""
+        return () if self.model is None else self.model.card.adapters
+
+    def serves(self, model: Model) -> bool:
+        """Whether it takes requests for a model, with the adapter that this stands for."""
+        if not self.ready or self.model is None or not self.model.same_prompts(model):
+            return False
+        return not model.adapter or model.adapter in self.adapters
+
+    async def look(self) -> None:
+        """Learn its state now."""
+        await self._probe()
+
     async def wait_ready(self, wait_s: float) -> None:
         """Wait until it takes requests, `wait_s` at most, probing at once."""
         self._pause.end()
@@ -174,6 +189,10 @@ class PooledWorker:
             return
         if self.model is None or self.model.card != card:
             model = Model(card, limits, await self.client.tokenizer())
+            if self.model is not None and self.model.same_prompts(model):
+                # Adapters have come or gone.
+                self.model = model
+                return
             await asyncio.to_thread(model.warm_up)
             self.model = model
 

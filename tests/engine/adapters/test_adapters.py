@@ -16,6 +16,7 @@ from tests.support.drafts import Erring, speculator
 from tests.support.engines import Run, finish, greedy, make_engine, runner_of, step
 from tests.support.models import LLAMA, VOCAB_SIZE, build_model, save_model
 from zmqengine.bench.models.small_models import ARCHITECTURES
+from zmqengine.checkpoint.adapters import adapters_bytes
 from zmqengine.engine.adapter_files import read_files
 from zmqengine.engine.adapters.loaded import LoadedAdapters
 from zmqengine.engine.adapters.lora_files import Lora, Pair, read_lora
@@ -346,6 +347,9 @@ def test_a_worker_opens_them(tmp_path: Path) -> None:
     opened = open_mlx_engine(str(model), EngineOptions(warm_up_s=0, adapter=tuple(pairs)))
     info = opened.engine.info
     assert list(info.adapters) == list(KEYS)
+    own_bytes = info.parameter_bytes - plain.engine.info.parameter_bytes
+    # What a launcher reckons with.
+    assert own_bytes <= adapters_bytes({name: tmp_path / name for name in KEYS}, 4)
     assert len(set(info.adapters.values())) == 3
     assert info.parameter_bytes > plain.engine.info.parameter_bytes
     for each in (plain, opened):

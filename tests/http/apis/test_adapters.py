@@ -157,3 +157,65 @@ def test_the_command_line_takes_it(worker: WorkerProcess) -> None:
         assert ended.returncode == 0, ended.stderr
         outputs.append(ended.stdout)
     assert outputs[0] != outputs[1]
+
+
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+KEY, OPERATOR = "a-callers-key", "an-operators-key"
+
+
+def sent(front: Front, path: str, key: str = "", **body: Any) -> Any:
+    """The reply to a caller with a key."""
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    return post(front, path, body, **headers)
+
+
+def test_adapters_come_and_go_by_vllms_paths(worker: WorkerProcess, tmp_path: Path) -> None:
+    """From directories below one that the operator names; a request may have one as soon as its load is answered."""
+    (tmp_path / "allowed" / "new").mkdir(parents=True)
+    write_adapter(tmp_path / "allowed" / "new")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "allowed" / "link").symlink_to(tmp_path / "outside")
+    worker.wait_ready()
+    # Nothing but the load itself tells the front-end.
+    config = HttpConfig(
+        workers=(worker.address,),
+        probe_ms=60_000,
+        default_temperature=0,
+        adapter_dir=str(tmp_path / "allowed"),
+    )
+    asked = {"messages": ASKED, "max_tokens": 20}
+    with serving(config) as front:
+        for path in ("../outside", str(tmp_path / "outside"), "link", ".", "/"):
+            reply = sent(front, LOAD, lora_name="new", lora_path=path)
+            assert (reply.status, reply.error["code"]) == (403, "not_authorized"), path
+        reply = sent(front, LOAD, lora_name="new", lora_path="missing")
+        assert (reply.status, reply.error["code"]) == (400, "model_load")
+        for body in ({"lora_name": "a:b"}, {"lora_name": ""}, {"lora_name": "new", "load_inplace": True}):
+            assert sent(front, LOAD, lora_path="new", **body).status == 400
+        try:
+            reply = sent(front, LOAD, lora_name="new", lora_path="new")
+            assert (reply.status, reply.json["id"]) == (200, f"{MODEL}:new")
+            assert sent(front, LOAD, lora_name="new", lora_path="new").status == 200
+            said = spoken(front, "/v1/chat/completions", {**asked, "model": f"{MODEL}:new"})
+            assert said == spoken(front, "/v1/chat/completions", {**asked, "model": f"{MODEL}:odd"})
+            assert said != spoken(front, "/v1/chat/completions", {**asked, "model": MODEL})
+        finally:
+            reply = sent(front, UNLOAD, lora_name="new", model=MODEL)
+        assert reply.status == 200
+        assert sent(front, UNLOAD, lora_name="new").status == 404
+        assert post(front, "/v1/chat/completions", {**asked, "model": f"{MODEL}:new"}).status == 404
+
+
+def test_who_may_load_adapters(worker: WorkerProcess, tmp_path: Path) -> None:
+    """Where there are operators' keys, those alone, from any directory; without such keys and without a directory of
+    adapters nobody."""
+    directory = str(write_adapter(tmp_path))
+    with serving(HttpConfig(workers=(worker.address,))) as front:
+        assert sent(front, LOAD, lora_name="new", lora_path=directory).status == 403
+    config = HttpConfig(workers=(worker.address,), api_keys=(KEY,), operator_keys=(OPERATOR,))
+    with serving(config) as front:
+        for path in (LOAD, UNLOAD):
+            assert sent(front, path, KEY, lora_name="odd", lora_path=directory).status == 403
+        assert sent(front, LOAD, OPERATOR, lora_name="new", lora_path="relative").status == 400
+        assert sent(front, LOAD, OPERATOR, lora_name="new", lora_path=directory).status == 200
+        assert sent(front, UNLOAD, OPERATOR, lora_name="new").status == 200
