@@ -69,9 +69,9 @@ def test_32_streams_on_a_real_model_end_as_they_would_have_without_the_kills(
 ) -> None:
     """Requests on pico, half of them greedy, have the same tokens with kills as without.
 
-    Each front-end keeps 8 streams running until all of them have been seen to, so that none is idle at the kill. One
-    stream may differ from some token on: other rows of a batch change the order of sums, which rarely tips a choice
-    between two tokens, with or without a kill.
+    Each front-end keeps 8 streams running until all of them have been seen to, so that none is idle at the kill. A
+    few streams may differ from some token on: other rows of a batch change the order of sums, which rarely tips a
+    choice between two tokens, with or without a kill. If a kill cost a token, a quarter of them would.
     """
     worker = make_worker(None, restart_wait_ms=1)
     worker.wait_ready()
@@ -96,7 +96,7 @@ def test_32_streams_on_a_real_model_end_as_they_would_have_without_the_kills(
     both = killed.outputs.keys() & undisturbed.outputs.keys()
     assert len(both) >= 32
     differing = [seed for seed in both if killed.outputs[seed] != undisturbed.outputs[seed]]
-    assert len(differing) <= 1
+    assert len(differing) <= len(both) // 8
 
 
 def test_without_resume_a_death_ends_the_streams_with_worker_lost(
