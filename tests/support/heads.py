@@ -20,7 +20,7 @@ from zmqengine.engine.models.decoder import DecoderModel
 from zmqengine.engine.models.draft_head import DraftHead
 from zmqengine.engine.models.families import HEAD_FORMS, read_head, read_weights
 from zmqengine.engine.models.families.heads import HeadForm
-from zmqengine.engine.models.ops import PlainOps
+from zmqengine.engine.models.ops import Ops, PlainOps
 from zmqengine.engine.models.slot_runner import SlotRunner
 from zmqengine.engine.row import Row
 from zmqengine.engine.speculation.head_drafts import HeadDrafts
@@ -56,23 +56,27 @@ def form_of(model: Any) -> HeadForm:
     return HEAD_FORMS[type(text).__module__.rpartition(".")[2]]
 
 
-def right_model_and_head() -> tuple[Any, Any]:
-    """A model whose last layer decides, and a head that has the same layer and so is mostly right.
+def right_model_and_head(config: dict[str, Any] = ARCHITECTURES["qwen3_5"]) -> tuple[Any, Any]:
+    """A dense model whose last layer decides, and a head that has the same layer and so is mostly right.
 
     The head misses the first token alone: attention is made weak. Embeddings have a mean square of 1, so that the
     head's norm leaves them as they are.
     """
-    model = build_model({**ARCHITECTURES["qwen3_5"], "tie_word_embeddings": False})
-    text = model.language_model
+    model = build_model({**config, "tie_word_embeddings": False})
+    text = getattr(model, "language_model", model)
     for layer in text.model.layers[:-1]:
-        layer.linear_attn.out_proj.weight = 0.001 * layer.linear_attn.out_proj.weight
+        out = layer.linear_attn.out_proj if "linear_attn" in layer else layer.self_attn.o_proj
+        out.weight = 0.001 * out.weight
         layer.mlp.down_proj.weight = 0.001 * layer.mlp.down_proj.weight
     attention, embedding = text.model.layers[-1].self_attn, text.model.embed_tokens
     attention.o_proj.weight = 0.2 * attention.o_proj.weight
     embedding.weight = mx.fast.rms_norm(embedding.weight, None, 0.0)
     head = head_module(model)
     dim = text.args.hidden_size
-    head.join.weight = mx.concatenate([mx.eye(dim), mx.zeros((dim, dim))], axis=-1)
+    halves = [mx.eye(dim), mx.zeros((dim, dim))]
+    if form_of(model).hidden_first:
+        halves.reverse()
+    head.join.weight = mx.concatenate(halves, axis=-1)
     head.embedding_norm.weight = mx.ones(dim)
     named: Any = tree_flatten(text.model.layers[-1].parameters())
     head.layer.load_weights(named)
@@ -94,9 +98,9 @@ def tensors_of_head(model: Any, head: Any) -> dict[str, mx.array]:
     return {family_name(name): mx.array(np.array(array)) for name, array in named}
 
 
-def headed_runner(model: Any, head: Any) -> SlotRunner:
-    """A runner of the model that has the head."""
-    decoder = DecoderModel(read_weights(model), PlainOps())
+def headed_runner(model: Any, head: Any, ops: Ops | None = None) -> SlotRunner:
+    """A runner of the model that has the head; on MLX's operations, or on `ops`, which are replayed."""
+    decoder = DecoderModel(read_weights(model), ops or PlainOps(), replays=ops is not None)
     weights = read_head(model, tensors_of_head(model, head))
     return SlotRunner(decoder, 2048, DraftHead(weights, decoder))
 

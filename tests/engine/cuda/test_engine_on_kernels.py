@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
-from tests.support.drafts import Erring, speculator
+from tests.support.drafts import Erring, Widths, speculator
 from tests.support.engines import Run, finish, make_engine, step
+from tests.support.heads import headed_runner, right_model_and_head
 from tests.support.models import SLIDING, VOCAB_SIZE, build_model
+from zmqengine.bench.models.small_models import ARCHITECTURES
 from zmqengine.engine.cuda.cuda_ops import CudaOps
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.kv.slots import Slot, Slots
@@ -21,6 +24,7 @@ from zmqengine.engine.models.families import read_weights
 from zmqengine.engine.models.ops import Ops, PlainOps
 from zmqengine.engine.models.slot_runner import SlotRunner
 from zmqengine.engine.row import Row
+from zmqengine.engine.speculation.head_drafts import HeadDrafts
 
 pytestmark = pytest.mark.cuda_emulated
 
@@ -123,3 +127,53 @@ def test_rows_make_the_tokens_of_plain_operations(
     assert run.ids(3) == wanted.ids(3)[: len(run.ids(3))]
     others = [number for number in range(10) if number != 3]
     assert [run.ids(number) for number in others] == [wanted.ids(number) for number in others]
+
+
+class Noted(HeadDrafts):
+    """Keeps its drafts by row and number of tokens before them."""
+
+    noted: dict[tuple[int, int], Sequence[int]]
+
+    def draft(self, rows: Sequence[Row], counts: Sequence[int]) -> list[Sequence[int]]:
+        drafts = super().draft(rows, counts)
+        for row, tokens in zip(rows, drafts, strict=True):
+            self.noted[row.id, len(row.tokens)] = tokens
+        return drafts
+
+
+@pytest.mark.parametrize("kernels", ["plain_kernels"], indirect=True)
+def test_a_head_drafts_on_the_kernels_as_on_plain_operations(kernels: str) -> None:
+    """Its keys and values are written in place, too: by prompts, verify blocks and drafts of rows that come and go."""
+    model, head = right_model_and_head(
+        {
+            **ARCHITECTURES["mimo"],
+            "hidden_size": 128,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+        }
+    )
+    # What it attends to decides more of its drafts.
+    head.layer.self_attn.o_proj.weight = 3 * head.layer.self_attn.o_proj.weight
+    model.set_dtype(mx.float16)
+    rows, runs, sources = requests(10, 24), [], []
+    for ops in (None, CudaOps()):
+        runner = headed_runner(model, head, ops)
+        assert runner.launches_ahead == (ops is not None)
+        drafting, source = Widths([], (1, 2, 4)), Noted(runner, VOCAB_SIZE)
+        source.noted = {}
+        drafting.model = source
+        engine = make_engine(runner, context_tokens=CONTEXT, speculator=drafting)
+        source.noted.clear()
+        run = live(engine, rows, removed=3, parked=4)
+        assert run.failures == []
+        assert [run.cached(number) for number in (5, 7, 9)] == [len(SHARED)] * 3
+        assert sum(draft.accepted for draft in run.drafts) > 10
+        runs.append(run)
+        sources.append(source.noted)
+    plain, ours = runs
+    others = [number for number in range(10) if number != 3]
+    assert [ours.ids(number) for number in others] == [plain.ids(number) for number in others]
+    both = [(sources[0][place], sources[1][place]) for place in sources[0].keys() & sources[1].keys()]
+    alike = [one[: len(other)] == other[: len(one)] for one, other in both]
+    assert len(alike) > 30
+    assert sum(alike) > 0.9 * len(alike)

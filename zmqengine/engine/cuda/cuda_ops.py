@@ -103,10 +103,12 @@ class CudaOps(PlainOps):
 
     def attention(self, heads: Sequence[HeadShape], caches: Sequence[int]) -> SlotAttention:
         """See `Ops`. For heads without a kernel, such as those in float32, MLX's."""
-        self._attends = slot_attention.supports(heads) and all(
-            slot_storage.supports(each.dtype, each.dim) for each in heads
-        )
+        self._attends = _attends(heads)
         return CudaAttention(heads, caches) if self._attends else super().attention(heads, caches)
+
+    def attends_beside(self, heads: Sequence[HeadShape]) -> bool:
+        """See `Ops`."""
+        return _attends(heads) == self._attends
 
     def recurrence(self, mixers: Sequence[RecurrentMixer]) -> SlotRecurrence:
         """See `Ops`. For layers without a kernel, MLX's."""
@@ -146,6 +148,13 @@ class CudaOps(PlainOps):
     def loss_max(self, linear: Linear, rows: int) -> float:
         """See `Ops`. The host launches a kernel in half the time of cuBLAS."""
         return super().loss_max(linear, rows) if linear.bits else _LOSS_MAX
+
+
+def _attends(heads: Sequence[HeadShape]) -> bool:
+    """Whether there are kernels for these layers and their storage."""
+    return slot_attention.supports(heads) and all(
+        slot_storage.supports(each.dtype, each.dim) for each in heads
+    )
 
 
 def few_rows(inputs: mx.array, linear: Linear) -> mx.array:

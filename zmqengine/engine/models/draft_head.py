@@ -127,8 +127,8 @@ def check_head(weights: PairWeights, ops: Ops) -> HeadShape:
         raise Unsupported("the head's layer is no attention")
     if not ops.on_mlx:
         raise Unsupported("NumPy does not compute heads")
-    if ops.storage().writes_in_place:
-        raise Unsupported("kernels that write in place do not compute heads: --kernels mlx does")
+    if not ops.attends_beside([weights.mixer]):
+        raise Unsupported("its attention has other kernels than the model's: --kernels mlx computes both")
     return weights.mixer
 
 
@@ -168,9 +168,11 @@ class DraftHead:
 
     def prime(
         self, pieces: Sequence[PlacedPiece], embeddings: mx.array, hidden: mx.array, positions: mx.array
-    ) -> None:
-        """Write keys and values of pairs: `hidden` states [tokens, dim] and `embeddings` of the tokens after them."""
-        self._attend(pieces, embeddings, hidden, positions)
+    ) -> mx.array:
+        """Write keys and values of pairs: `hidden` states [tokens, dim] and `embeddings` of the tokens after them.
+        Returns what attention gives: kernels that write in place have written when it is computed."""
+        attended: mx.array = self._attend(pieces, embeddings, hidden, positions)[1]
+        return attended
 
     def advance(
         self, pieces: Sequence[PlacedPiece], tokens: mx.array, hidden: mx.array, positions: mx.array

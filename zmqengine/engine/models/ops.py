@@ -105,6 +105,10 @@ class Ops(Protocol):
         """Attention of these layers; `caches`: the arrays of a slot that each reads, by number."""
         ...
 
+    def attends_beside(self, heads: Sequence[HeadShape]) -> bool:
+        """Whether attention of further layers has the same storage as that of the model's layers."""
+        ...
+
     def recurrence(self, mixers: Sequence[RecurrentMixer]) -> SlotRecurrence:
         """Recurrence of these layers."""
         ...
@@ -228,6 +232,10 @@ class PlainOps:
     def attention(self, heads: Sequence[HeadShape], caches: Sequence[int]) -> SlotAttention:
         """See `Ops`."""
         return MlxAttention(heads, caches, is_fused=self._attention_is_fused)
+
+    def attends_beside(self, heads: Sequence[HeadShape]) -> bool:
+        """See `Ops`."""
+        return True
 
     def recurrence(self, mixers: Sequence[RecurrentMixer]) -> SlotRecurrence:
         """See `Ops`."""

@@ -196,8 +196,8 @@ class SlotRunner:
             embeddings = head.embed(inputs.tokens[index], features)
             earlier = carried.source()[mx.array(_padded(np.concatenate(before), padded))]
             placed = [_placed(pair) for pair in pairs]
-            head.prime(placed, embeddings, earlier, self._head_positions(pairs, padded))
-            written = self._head_arrays(pairs)
+            attended = head.prime(placed, embeddings, earlier, self._head_positions(pairs, padded))
+            written = [attended] if self.launches_ahead else self._head_arrays(pairs)
         return [*written, _carry(pieces, hidden)]
 
     def draft(self, rows: Sequence[Row], count: int, choose: Choose) -> list[list[int]]:
