@@ -53,7 +53,8 @@ class JsonArguments:
     """An `ArgumentsParser` of one object, from its `{` to its `}`.
 
     With `keywords`, of an object or of Python arguments after the `(`: those without a keyword have the names of
-    `positions`. With `arrays`, of an array too. `quote` is an additional string delimiter of some models.
+    `positions`. With `arrays`, of an array too; with `optional`, of nothing
+    before the `<` of a marker. `quote` is an additional string delimiter of some models.
     """
 
     def __init__(
@@ -62,13 +63,14 @@ class JsonArguments:
         keywords: bool = False,
         positions: Sequence[str] = (),
         arrays: bool = False,
+        optional: bool = False,
         quote: str = GEMMA_QUOTE,
     ) -> None:
         self.done = False
         self.broken = False
         self.rest = ""
         self._open: list[str] = ["("] if keywords else []
-        self._begun = not keywords
+        self._begun = not (keywords or optional)
         self._keywords = keywords
         self._positions = deque(positions)
         self._own_quote = quote
@@ -87,8 +89,11 @@ class JsonArguments:
             self._begun = True
             if first == "{":
                 self._open, self._awaited = [], "value"
-            else:
+            elif self._keywords:
                 pieces.append("{")
+            else:
+                self.done = True
+                return "{}"
         if not self._begun:
             return ""
         try:

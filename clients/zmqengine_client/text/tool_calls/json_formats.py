@@ -21,12 +21,13 @@ from zmqengine_client.text.tool_calls.schema_types import property_names
 # DeepSeek's markers contain a fullwidth bar, and a lower block for a space.
 BAR, GAP = "\uff5c", "\u2581"
 _BETWEEN = " \t\r\n;,"
+_CALL_MEMBERS = ("name", "tool_name", "function", "id", "tool_call_id", "type", "index")
 
 
 def parse_json(text: str, schemas: Schemas) -> list[ParsedCall]:
     """Parse `{"name": ..., "arguments": {...}}`: one, a list, or several in a row, with or without `;`
     between."""
-    return nonempty([_json_call(item) for item in _values(text)])
+    return nonempty([_json_call(item, schemas) for item in _values(text)])
 
 
 def _values(text: str) -> list[object]:
@@ -42,22 +43,38 @@ def _values(text: str) -> list[object]:
     return values
 
 
-def _json_call(value: object) -> ParsedCall:
+def _json_call(value: object, schemas: Schemas) -> ParsedCall:
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = value["function"]
     names = [value.get(each) for each in ("name", "tool_name", "function")] if isinstance(value, dict) else []
     name = next((each for each in names if each), None)
     if not isinstance(value, dict) or not isinstance(name, str):
         raise Malformed("a call is an object with a name")
-    arguments = value.get("arguments", value.get("parameters", {}))
+    arguments = value.get(
+        "arguments", value.get("parameters", _unnamed(value, schemas.get(name.strip(), {})))
+    )
     if isinstance(arguments, str):
         arguments = read_whole(arguments) if arguments.strip() else None
     return ParsedCall(name, as_arguments(arguments))
 
 
+def _unnamed(value: Mapping[str, object], parameters: Mapping[str, object]) -> object:
+    """Arguments under another name, or beside the function's; none if nothing else is there."""
+    rest = {key: part for key, part in value.items() if key not in _CALL_MEMBERS}
+    objects = [part for part in rest.values() if isinstance(part, dict)]
+    if rest and rest.keys() <= set(property_names(parameters)):
+        return rest
+    return objects[0] if len(objects) == 1 else {}
+
+
 def parse_llama4(text: str, schemas: Schemas) -> list[ParsedCall]:
     """Parse JSON calls before or after Llama 4's end-of-Python marker."""
     return parse_json(text.replace("<|python_end|>", " "), schemas)
+
+
+def _read_optional(parameters: Mapping[str, object], end: str) -> ArgumentsParser:
+    """Make a parser of an object that may be left out before a marker."""
+    return JsonArguments(optional=True)
 
 
 def read_python(parameters: Mapping[str, object], end: str) -> ArgumentsParser:
@@ -70,7 +87,8 @@ _JSON_CALL = (
     r'(?:\[\s*)?\{\s*(?:"tool_call_id"\s*:\s*"[^"]*"\s*,\s*)?"(?:tool_)?name"\s*:\s*"([^"\\]+)"\s*,\s*'
     r'"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
-_JSON_TAIL = r'(?:\s*,\s*"id"\s*:\s*"[^"]*")?\s*\}[\s}]*(?:```)?'
+# A few other members may follow: ids, explanations.
+_JSON_TAIL = r'(?:\s*,\s*"[^"]*"\s*:\s*(?:"[^"]*"|[\w.+-]+)){0,4}(?:\s*,)?\s*\}[\s}]*(?:```)?'
 _PYTHON_CALL = r"(?:\[\s*)?([A-Za-z_][\w.]*)\s*\("
 # Llama 3.1 writes this beside its template, and leaves out the bracket.
 _TAGGED_CALL = r"([\w.-]+)[\s>]*(?=\{)"
@@ -81,7 +99,8 @@ EITHER_HEADER = re.compile(rf"\s*(?:{_JSON_CALL}|{_PYTHON_CALL})")
 EITHER_TAIL = re.compile(r"\s*[)}]?")
 _JSON_HEADER = re.compile(r"\s*" + _JSON_CALL)
 _LLAMA4_HEADER = re.compile(rf"\s*(?:<\|python_end\|>\s*)?(?:{_JSON_CALL}|{_PYTHON_CALL})")
-_KEYED_HEADER = re.compile(r'\s*(?:\[\s*)?\{\s*"([^"\\]+)"\s*:\s*(?=\{)')
+# An object may hold several calls.
+_KEYED_HEADER = re.compile(r'\s*(?:\[\s*)?(?:\{\s*)?"([^"\\]+)"\s*:\s*(?=\{)')
 # A list of JSON calls, or a name followed by its arguments.
 _MISTRAL_START = re.compile(
     r'\s*(?:\[\s*)?\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"arguments"\s*:\s*(?=\{)|'
@@ -89,19 +108,19 @@ _MISTRAL_START = re.compile(
 )
 _MISTRAL_TAIL = re.compile(r'(?:\s*(?:,\s*"id"\s*:\s*"[^"]*"\s*)?\})?')
 _KIMI_HEADER = re.compile(
-    r"\s*<\|tool_call_begin\|>\s*(?:functions\.)?([\w.-]+?)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*(?=\{)"
+    r"\s*<\|tool_call_begin\|>\s*(?:functions\.)?([\w.-]+?)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*(?=[{<])"
 )
 _KIMI_TAIL = re.compile(r"\s*<\|tool_call_end\|>")
 _DEEPSEEK_HEADER = re.compile(
-    f"\\s*<{BAR}tool{GAP}call{GAP}begin{BAR}>\\s*(?:function\\s*<{BAR}tool{GAP}sep{BAR}>\\s*([\\w.-]+)\\s*(?:```(?:json)?)?"
-    f"|([\\w.-]+)\\s*<{BAR}tool{GAP}sep{BAR}>)\\s*(?=\\{{)"
+    f"\\s*<{BAR}tool{GAP}call{GAP}begin{BAR}>\\s*(?:(?:function|tool)\\s*<{BAR}tool{GAP}sep{BAR}>\\s*([\\w.-]+)"
+    f"|([\\w.-]+)\\s*<{BAR}tool{GAP}sep{BAR}>)\\s*(?:```(?:json)?\\s*)?(?=[{{<])"
 )
 _DEEPSEEK_TAIL = re.compile(f"\\s*(?:```\\s*)?<{BAR}tool{GAP}call{GAP}end{BAR}>")
 
 
-_NAMED_HEADER = re.compile(r"([\w.-]+)>\s*(?=\{)")
+_NAMED_HEADER = re.compile(r"([\w.-]+)>\s*(?=[{<])")
 _SOLAR_HEADER = re.compile(
-    r"\s*<\|tool_call:begin\|>[^<]*<\|tool_call:name\|>\s*([\w.-]+)\s*<\|tool_call:args\|>\s*(?=\{)"
+    r"\s*<\|tool_call:begin\|>[^<]*<\|tool_call:name\|>\s*([\w.-]+)\s*<\|tool_call:args\|>\s*(?=[{<])"
 )
 
 
@@ -156,21 +175,21 @@ JSON_FORMATS: dict[str, CallFormat] = {
     "internlm2": _json(
         "<|action_start|><|plugin|>", "<|action_end|>",
         CallLayout(_CALL, before="\n", between="<|action_end|><|action_start|><|plugin|>\n", after="<|action_end|>"),
-    ),
+    )._replace(blocks=(("<|action_start|> <|plugin|>", "<|action_end|>"),)),
     "gigachat3": _json("<|function_call|>", "", CallLayout(_CALL, several=False)),
     "cohere": _json("<|START_ACTION|>", "<|END_ACTION|>", _listed(_COHERE_CALL, "<|END_ACTION|>")),
     # Without its marker a call cannot be told from an answer in JSON.
     "apertus": CallFormat(
-        "<|tools_prefix|>", "<|tools_suffix|>", _KEYED_HEADER, re.compile(r"\s*\}"), shapes=('{"NAME": {',),
+        "<|tools_prefix|>", "<|tools_suffix|>", _KEYED_HEADER, re.compile(r"\s*\}?"), shapes=('{"NAME": {',),
         layouts=(_listed('{"«name»": «arguments»}', "<|tools_suffix|>"),),
     ),
     "functionary": CallFormat(
-        "<function=", "</function>", _NAMED_HEADER, shapes=("NAME>{",), constrained=False,
+        "<function=", "</function>", _NAMED_HEADER, read=_read_optional, shapes=("NAME>{", "NAME><"), constrained=False,
         layouts=(CallLayout("«name»>«arguments»", between="</function>\n<function=", after="</function>"),),
     ),
     "solar_open": CallFormat(
         "<|tool_calls|>", "<|calls|>", _SOLAR_HEADER, re.compile(r"\s*<\|tool_call:end\|>"),
-        shapes=("<|tool_call:begin|>",), opener="<|tool_call:begin|>", constrained=False,
+        read=_read_optional, shapes=("<|tool_call:begin|>",), opener="<|tool_call:begin|>", constrained=False,
         layouts=(
             CallLayout(
                 "<|tool_call:begin|>«number»<|tool_call:name|>«name»<|tool_call:args|>«arguments»<|tool_call:end|>",
@@ -201,7 +220,7 @@ JSON_FORMATS: dict[str, CallFormat] = {
     ),
     "kimi_k2": CallFormat(
         "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", _KIMI_HEADER, _KIMI_TAIL,
-        written_id="functions.{name}:{index}",
+        read=_read_optional, written_id="functions.{name}:{index}",
         # Some outputs have the singular.
         blocks=(("<|tool_call_section_begin|>", "<|tool_call_section_end|>"),),
         shapes=tuple(
@@ -217,7 +236,9 @@ JSON_FORMATS: dict[str, CallFormat] = {
     ),
     "deepseek_v3": CallFormat(
         f"<{BAR}tool{GAP}calls{GAP}begin{BAR}>", _DEEPSEEK_END, _DEEPSEEK_HEADER, _DEEPSEEK_TAIL,
-        shapes=(f"{_BEGIN}function{_SEPARATOR}NAME", f"{_BEGIN}NAME{_SEPARATOR}"), opener=_BEGIN,
+        read=_read_optional,
+        shapes=(*(f"{_BEGIN}{kind}{_SEPARATOR}NAME" for kind in ("function", "tool")), f"{_BEGIN}NAME{_SEPARATOR}"),
+        opener=_BEGIN,
         layouts=(
             CallLayout(
                 f"{_BEGIN}function{_SEPARATOR}«name»\n```json\n«arguments»\n```{_END}",

@@ -301,6 +301,19 @@ class MarkerSplitter:
         assert self._format
         tail = self._format.tail.match(self._held)
         text = self._held.lstrip()
+        behind = self._held[tail.end() if tail else 0 :].lstrip()
+        if tail and behind in ("", "`", "``") and not self._final and len(self._held) < HEADER_CHARS_MAX:
+            # A tail may end with a fence, and the next call of a list may follow it.
+            return False
+        is_listed, opener = behind.startswith((",", ";")), self._format.opener
+        if is_listed or (opener and behind.startswith(opener)):
+            following = behind[1:].lstrip() if is_listed else behind
+            begins = self._begins_named_call(following)
+            if begins is None and not self._final:
+                return False
+            if begins:
+                self._held, self._streamed = following, False
+                return True
         if tail and (tail.end() or text):
             return self._leave_unmarked(tail.end())
         # The tail may be incomplete.
@@ -330,11 +343,9 @@ class MarkerSplitter:
             self._held = text
         start, text = 0, text[:HEADER_CHARS_MAX]
         if self._streamed:
+            # The tail of the call before may be left out, and its end too.
             tail = self._format.tail.match(text)
-            if not tail:
-                return False
-            start = len(text) - len(text[tail.end() :].lstrip(_BETWEEN))
-            # The end of the call before may be left out.
+            start = skip(text, tail.end() if tail else 0, _BETWEEN)
             while self._call_start and text.startswith(self._call_start, start):
                 start = skip(text, start + len(self._call_start))
         header = self._format.header.match(text, start)
@@ -370,7 +381,7 @@ class MarkerSplitter:
         assert self._format
         tail = self._format.tail.match(inside)
         # Calls may stand in a list, whose bracket closes behind the last.
-        text = inside[tail.end() :].strip(_BETWEEN + "]") if tail else ""
+        text = inside[tail.end() if tail else 0 :].strip(_BETWEEN + "]`")
         calls = (parse_calls(text, self._format, self._schemas) or []) if text else []
         self.incomplete_call |= bool(text) and not calls
         return calls
@@ -420,7 +431,7 @@ class MarkerSplitter:
 
 def offered_name(name: str, schemas: Schemas) -> str:
     """The offered name that a name with a namespace ends with; else the name itself."""
-    rest = name
+    rest = name = name.strip()
     while rest not in schemas and "." in rest:
         rest = rest.partition(".")[2]
     return rest if rest in schemas else name

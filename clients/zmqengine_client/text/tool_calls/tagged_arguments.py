@@ -22,12 +22,13 @@ from zmqengine_client.text.tool_calls.schema_types import (
 
 TAG_CHARS_MAX = 1000
 """The longest tag that is waited for, and white space behind one."""
+_NAMED_TAG = re.compile(r"<([\w.-]+)>")
 
 
 class Tags(NamedTuple):
     """The tags around values.
 
-    `opening` matches the tags before a value; its first group is the key, its group `declared`, if any, the type
+    `opening` matches the tags before a value; its group `key` is the key, its group `declared`, if any, the type
     that the tag states. `within` matches a prefix of an opening tag, which begins with one of `openings`. A value is
     followed by one of `closings`, the last value by one of `ends`. `calls` begin the next call. `padded`: line breaks
     at both ends of a value always belong to its tags.
@@ -46,7 +47,8 @@ class TaggedArguments:
     """An `ArgumentsParser` of tagged values, from the text after the function's name.
 
     The arguments end with one of the tags' `ends`, which is consumed, or before `call_end`, which stays in
-    `rest`. Unknown tags are skipped.
+    `rest`. Unknown tags are skipped. An object in JSON in place of the tags is the arguments, and a tag with the name
+    of an argument is its value's.
     """
 
     def __init__(self, parameters: Mapping[str, object], tags: Tags, call_end: str) -> None:
@@ -62,15 +64,21 @@ class TaggedArguments:
         self._value = ValueText(tags, call_end, self._awaited)
         self._nested: JsonArguments | None = None
         self._whole: list[str] = []
+        self._is_object = False
         self._count = 0
 
     def feed(self, text: str) -> str:
         """Parse more text; returns the JSON it adds."""
         self.rest += text
         pieces = []
-        if self._state == "start":
+        if self._state == "start" and (first := self.rest.lstrip()[:1]):
             self._state = "between"
-            pieces.append("{")
+            if first == "{":
+                self._nested, self._state, self._is_object = JsonArguments(), "nested", True
+            else:
+                pieces.append("{")
+        if self._state == "start":
+            return ""
         while not (self.done or self.broken):
             piece = self._step()
             if piece is None:
@@ -113,37 +121,45 @@ class TaggedArguments:
             self.rest = ""
             return None
         self.rest = self.rest[place:]
-        opened = self._tags.opening.match(self.rest)
+        opened = None if self._is_object else self._tags.opening.match(self.rest)
         if opened:
             self.rest = self.rest[opened.end() :]
-            return self._open(opened[1].strip(), opened.groupdict().get("declared"))
+            return self._open(opened["key"].strip(), opened.groupdict().get("declared"))
         for end in self._tags.ends:
             if self.rest.startswith(end):
                 self.rest = self.rest[len(end) :]
                 return self._end()
-        if self._call_end and self.rest.startswith(self._call_end):
+        if self.rest.startswith((*filter(None, [self._call_end]), *self._tags.calls)):
             return self._end()
+        named = _NAMED_TAG.match(self.rest)
+        if not self._is_object and named and named[1] in self._awaited:
+            self.rest = self.rest[named.end() :]
+            return self._open(named[1], None, named[0])
         if self._may_open():
             return None
         self.rest = self.rest[1:]
         return ""
 
-    def _open(self, key: str, declared: str | None) -> str:
+    def _open(self, key: str, declared: str | None, tag: str = "") -> str:
         self._kinds = argument_types(self._parameters, key, declared)
         self._awaited.discard(key)
         self._state = "opened"
-        self._value = ValueText(self._tags, self._call_end, self._awaited)
+        tags = self._tags
+        if tag:
+            others = (f"<{other}>" for other in self._awaited)
+            tags = tags._replace(closings=(f"</{tag[1:]}",), calls=(*tags.calls, *others))
+        self._value = ValueText(tags, self._call_end, self._awaited)
         comma = "," if self._count else ""
         self._count += 1
         return f'{comma}"{escaped(key)}":'
 
     def _end(self) -> str:
         self.done = True
-        return "}"
+        return "" if self._is_object else "}"
 
     def _may_open(self) -> bool:
         """Whether the held text is a prefix of one of the tags."""
-        if any(end.startswith(self.rest) for end in (*self._tags.ends, self._call_end)):
+        if any(end.startswith(self.rest) for end in (*self._tags.ends, *self._tags.calls, self._call_end)):
             return True
         return len(self.rest) < TAG_CHARS_MAX and self._tags.within.fullmatch(self.rest) is not None
 
@@ -221,7 +237,7 @@ class ValueText:
         self._call_end = call_end
         self._awaited = awaited
         self._begun = False
-        self._behind = (*tags.openings, *tags.ends, *filter(None, [call_end]))
+        self._behind = (*tags.openings, *tags.ends, *tags.calls, *filter(None, [call_end]))
         marks = sorted({*self.tags, *tags.openings}, key=len, reverse=True)
         self._marks = marks
         self._mark = re.compile("|".join(map(re.escape, marks)))
@@ -278,7 +294,7 @@ class ValueText:
             return -1
         opened = self._shape.opening.match(text, at)
         if opened:
-            return at if opened[1].strip() in self._awaited else -1
+            return at if opened["key"].strip() in self._awaited else -1
         part = text[at : at + TAG_CHARS_MAX]
         may = len(part) < TAG_CHARS_MAX and self._shape.within.fullmatch(part)
         return None if may else -1

@@ -14,11 +14,11 @@ from zmqengine_client.text.tool_calls.tagged_arguments import TaggedArguments, T
 
 # DeepSeek and Muse prefix each tag name; MiniCPM wraps values that contain tags in CDATA.
 _PREFIX = f"(?:{BAR}DSML{BAR}|atem:)?"
-_FUNCTION = rf"""<{_PREFIX}(?:function=|function name=|invoke name=)\s*["']?([^"'<>\s]+)["']?\s*>"""
+_FUNCTION = rf"""<{_PREFIX}(?:function=|function name=|invoke name=)\s*["']?([^"'<>\s]+?)["']?\s*/?>"""
 _PARAMETER = (
     # The name ends where it can: an attribute behind it may hold the same characters.
-    rf"""<{_PREFIX}(?:parameter=|parameter name=|param name=)\s*["']?([^"'<>\s]+)(?=["'\s>])["']?"""
-    r"""(?:\s+string="(?P<declared>true|false)")?[^<>]*>"""
+    rf"""<{_PREFIX}param(?:eter)?(?:(?=[^<>]*\sstring=["'](?P<declared>true|false)["']))?"""
+    r"""(?:=|(?:\s+string=["']\w+["'])?\s+name=)\s*["']?(?P<key>[^"'<>\s]+)(?=["'\s>])["']?[^<>]*>"""
 )
 
 # Hunyuan 3 has a suffix on each tag.
@@ -57,14 +57,14 @@ _MINICPM = Tags(
     ("]]></param>", "</param>"),
 )
 _GLM = Tags(
-    re.compile(r"<arg_key>([^<]*)</arg_key>\s*<arg_value>"),
+    re.compile(r"<arg_key>(?P<key>[^<]*)(?:</arg_key>)?\s*<arg_value>"),
     re.compile(r"<[^>]*|<arg_key>(?:(?!<arg_value>).)*", re.DOTALL),
     ("<arg_key>",),
     ("</arg_value>",),
     calls=("<tool_call>",),
 )
 _KIMI = Tags(
-    re.compile(r'<\|open\|>argument key="([^"]+)"(?:\s+type="(?P<declared>\w+)")?[^<]*<\|sep\|>'),
+    re.compile(r'<\|open\|>argument key="(?P<key>[^"]+)"(?:\s+type="(?P<declared>\w+)")?[^<]*<\|sep\|>'),
     re.compile(r"<(?:(?!<\|sep\|>).)*", re.DOTALL),
     ('<|open|>argument key="',),
     ("<|close|>argument<|sep|>",),
@@ -72,7 +72,7 @@ _KIMI = Tags(
     ('<|open|>call tool="',),
 )
 _HUNYUAN = Tags(
-    re.compile(rf"<arg_key{_SUFFIX}>([^<]*)</arg_key{_SUFFIX}>\s*<arg_value{_SUFFIX}>"),
+    re.compile(rf"<arg_key{_SUFFIX}>(?P<key>[^<]*)</arg_key{_SUFFIX}>\s*<arg_value{_SUFFIX}>"),
     re.compile(r"<[^>]*|<arg_key(?:(?!<arg_value[^>]*>).)*", re.DOTALL),
     ("<arg_key:opensource>", "<arg_key>"),
     ("</arg_value:opensource>", "</arg_value>"),
@@ -89,12 +89,17 @@ def _tagged(start: str, end: str, tags: Tags = _XML, *, header: re.Pattern[str] 
 
 
 def _named(format_: CallFormat, opener: str, *others: str) -> CallFormat:
-    """The format with calls that begin with a tag: the opener, the function's name and a bracket."""
-    return format_._replace(opener=opener, shapes=tuple(f"{start}NAME>" for start in (opener, *others)))
+    """The format with calls that begin with a tag: the opener, the function's name and a bracket; or in JSON."""
+    return format_._replace(
+        parse=parse_json,
+        wholes=("{",),
+        opener=opener,
+        shapes=tuple(f"{start}NAME{end}" for start in (opener, *others) for end in (">", "/>")),
+    )
 
 
-_GLM_HEADER = re.compile(r"\s*([\w.-]+)\s*(?=<)")
-_MINICPM_HEADER = re.compile(r"""\s*["']?([^"'<>\s]+)["']?\s*>""")
+_GLM_HEADER = re.compile(r"\s*([\w.-]+)\s*(?=[<{])")
+_MINICPM_HEADER = re.compile(r"""\s*["']?([^"'<>\s]+?)["']?\s*/?>""")
 _HUNYUAN_HEADER = re.compile(rf"\s*<tool_call{_SUFFIX}>\s*([\w.-]+)\s*<tool_sep{_SUFFIX}>")
 _KIMI_HEADER = re.compile(r'\s*<\|open\|>call tool="([\w.-]+)"[^<]*<\|sep\|>')
 
@@ -141,7 +146,7 @@ _GLM_LAYOUT = CallLayout(
     markers=("<arg_key>", "</arg_key>", "<arg_value>"),
 )  # fmt: skip
 _GLM_CALL = _tagged("<tool_call>", "</tool_call>", _GLM, header=_GLM_HEADER)._replace(
-    parse=parse_json, shapes=("NAME<",), wholes=("{",), loose=True, layouts=(_GLM_LAYOUT,)
+    parse=parse_json, shapes=("NAME<", "NAME{"), wholes=("{",), loose=True, layouts=(_GLM_LAYOUT,)
 )
 _HUNYUAN_LAYOUT = CallLayout(
     "<tool_call:opensource>«name»<tool_sep:opensource>\n«arguments»</tool_call:opensource>\n",
@@ -160,9 +165,7 @@ _MINICPM_LAYOUT = CallLayout(
 )  # fmt: skip
 
 TAGGED_FORMATS: dict[str, CallFormat] = {
-    "qwen3_coder": _function_tags("<tool_call>", "</tool_call>", "\n", _XML._replace(padded=True))._replace(
-        parse=parse_json, wholes=("{",)
-    ),
+    "qwen3_coder": _function_tags("<tool_call>", "</tool_call>", "\n", _XML._replace(padded=True)),
     "seed_oss": _function_tags("<seed:tool_call>", "</seed:tool_call>", "", _XML),
     "minimax_m2": _invoke_tags("<minimax:tool_call>", "</minimax:tool_call>", "", _XML),
     # Not streamed: tags are nested.
@@ -184,7 +187,7 @@ TAGGED_FORMATS: dict[str, CallFormat] = {
         constrained=False
     ),
     "minicpm5": _tagged("<function name=", "</function>", _MINICPM, header=_MINICPM_HEADER)._replace(
-        shapes=("NAME>",), constrained=False, layouts=(_MINICPM_LAYOUT,)
+        shapes=("NAME>", "NAME/>"), constrained=False, layouts=(_MINICPM_LAYOUT,)
     ),
     "glm47": _GLM_CALL,
     "laguna": _GLM_CALL,

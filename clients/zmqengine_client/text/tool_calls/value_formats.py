@@ -52,7 +52,8 @@ VALUE_FORMATS: dict[str, CallFormat] = {
     ),
     # A line of prose or code looks like a call without its markers.
     "olmo3": CallFormat(
-        "<function_calls>", "</function_calls>", PYTHON_HEADER, read=read_python, shapes=("NAME(",),
+        "<function_calls>", "</function_calls>", PYTHON_HEADER, read=read_python, parse=parse_json,
+        shapes=("NAME(",), wholes=WHOLE_JSON,
         layouts=(CallLayout(_PYTHON_CALL, between="\n", after="</function_calls>", style=PYTHON),),
     ),
 }  # fmt: skip

@@ -244,6 +244,7 @@ _F = '{"name": "f", "arguments": {}}'
 _BEGIN, _SEP, _END = (
     f"<\uff5ctool\u2581{word}\uff5c>" for word in ("call\u2581begin", "sep", "call\u2581end")
 )
+_DSML = "\uff5cDSML\uff5c"
 HABITS = [
     ("json_tools", f"<tool_call>\n{_JSON}\n<tool_call>\n{_F}\n</tool_call>"),
     ("json_tools", f"<tool_call>\n{_JSON}\n{_F}\n</tool_call>"),
@@ -276,6 +277,40 @@ HABITS = [
     ("deepseek_v3", f'{_BEGIN}function{_SEP}look_up\n{{"word": "a b"}}{_END}{_BEGIN}function{_SEP}f\n{{}}{_END}'),
     ("kimi_k2", '<|tool_call_begin|>look_up:0<|tool_call_argument_begin|>{"word": "a b"}<|tool_call_end|>'
                 "<|tool_call_begin|>functions.f<|tool_call_argument_begin|>{}<|tool_call_end|>"),
+    ("json_tools", '<tool_call>{"name": "look_up", "args": {"word": "a b"}}</tool_call><tool_call>{"name": " f "}'
+                   "</tool_call>"),
+    ("json_tools", f'<tool_call>{{"name": "look_up", "word": "a b"}}</tool_call><tool_call>{_F}</tool_call>'),
+    ("json_tools", f'<tool_call>{_JSON[:-1]}, "explanation": "why", }}</tool_call><tool_call>{_F}</tool_call>'),
+    ("llama3_json", f"[{_JSON}, {_F}]"),
+    ("llama3_json", f"[\n{_JSON},\n{_F}\n]"),
+    ("llama4_json", "[look_up(word='a b'), f()]"),
+    ("pythonic", "[look_up(word='a b'), f()]"),
+    ("olmo3", f"<function_calls>{_JSON}\n{_F}</function_calls>"),
+    ("apertus", '<|tools_prefix|>[{"look_up": {"word": "a b"}, "f": {}}]<|tools_suffix|>'),
+    ("internlm2", f"<|action_start|> <|plugin|>\n{_JSON}<|action_end|>\n<|action_start|> <|plugin|>\n{_F}"),
+    ("functionary", '<function=look_up>\n{"word": "a b"}\n</function><function=f></function>'),
+    ("solar_open", '<|tool_calls|><|tool_call:begin|>x<|tool_call:name|>look_up<|tool_call:args|>{"word": "a b"}'
+                   "<|tool_call:end|><|tool_call:begin|>y<|tool_call:name|>f<|tool_call:args|><|tool_call:end|><|calls|>"),
+    ("kimi_k2", '<|tool_calls_section_begin|><|tool_call_begin|>functions.look_up:0<|tool_call_argument_begin|>'
+                '{"word": "a b"}<|tool_call_begin|>functions.f:1<|tool_call_argument_begin|><|tool_call_end|>'
+                "<|tool_calls_section_end|>"),
+    ("deepseek_v3", f'{_BEGIN}look_up{_SEP}{{"word": "a b"}}{_BEGIN}f{_SEP}{{}}{_END}'),
+    ("deepseek_v3", f'{_BEGIN}tool{_SEP}look_up\n```json\n{{"word": "a b"}}\n```{_END}{_BEGIN}tool{_SEP}f\n{_END}'),
+    ("deepseek_v3", f'{_BEGIN}look_up{_SEP}```json\n{{"word": "a b"}}\n```{_END}{_BEGIN}f{_SEP}```json\n{{}}\n```'),
+    ("glm47", '<tool_call>look_up\n{"word": "a b"}\n</tool_call><tool_call>f{}</tool_call>'),
+    ("glm47", "<tool_call>look_up\n<arg_key>word<arg_value>a b</arg_value>\n<tool_call>f\n</tool_call>"),
+    ("qwen3_coder", '<tool_call>\n<function=look_up>\n{"word": "a b"}\n</function>\n</tool_call>\n<tool_call>\n'
+                    "<function=f/>\n</tool_call>"),
+    ("qwen3_coder", "<tool_call>\n<function=look_up>\n<word>\na b\n</word>\n</function>\n<function=f>\n</function>\n"
+                    "</tool_call>"),
+    ("seed_oss", f"<seed:tool_call>\n{_JSON}\n</seed:tool_call><seed:tool_call>\n{_F}\n</seed:tool_call>"),
+    ("minimax_m2", f"<minimax:tool_call>\n{_JSON}\n{_F}\n</minimax:tool_call>"),
+    ("minimax_m2", '<minimax:tool_call>\n<invoke name="look_up">\n<parameter name="word">a b</parameter>\n'
+                   '<invoke name="f">\n</minimax:tool_call>'),
+    ("deepseek_v32", f'<{_DSML}function_calls>\n<{_DSML}invoke name="look_up">\n<{_DSML}parameter string="true" '
+                     f'name="word">a b</{_DSML}parameter>\n<{_DSML}invoke name="f"/>\n</{_DSML}function_calls>'),
+    ("deepseek_v4", f'<{_DSML}tool_calls>\n<{_DSML}invoke name="look_up">\n{{"word": "a b"}}\n</{_DSML}invoke>\n'
+                    f'<{_DSML}invoke name="f">\n</{_DSML}invoke>\n</{_DSML}tool_calls>'),
     ("harmony", '<|channel|>commentary to=functions.look_up json<|message|>```json\n{"word": "a b"}\n```<|call|>'
                 "<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|><|call|>"),
 ]  # fmt: skip
@@ -287,6 +322,45 @@ def test_what_models_are_used_to_write_are_calls(name: str, text: str) -> None:
     seen = told(name, text)
     assert seen.calls == [("look_up", '{"word":"a b"}', True), ("f", "{}", True)]
     assert (seen.content.strip(), seen.incomplete) == ("", False)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("json_tools", '<tool_call>look_up\n{"word": "a b"}\n</tool_call>'),
+        ("json_tools", '<tool_call>look_up(word="a b")</tool_call>'),
+        ("json_tools", '<tool_call>{"look_up": {"word": "a b"}}</tool_call>'),
+        ("json_tools", '<tool_call>{"name": "look_up" "arguments": {"word": "a b"}}</tool_call>'),
+        ("json_tools", '<tool_call>{"name": "look_up", "arguments": [{"word": "a b"}]}</tool_call>'),
+        (
+            "longcat",
+            "<longcat_tool_call>look_up\n<longcat_arg_key>word</longcat_arg_key></longcat_tool_call>",
+        ),
+        ("qwen3_coder", "<tool_call>\nlook_up\n<parameter=word>\na b\n</parameter>\n</tool_call>"),
+        ("glm47", '<tool_call>look_up(word="a b")</tool_call>'),
+        ("gemma4", '<|tool_call>look_up{word:<|"|>a b<|"|>}<tool_call|>'),
+        ("gemma4", '<|tool_call>call: look_up {word:<|"|>a b<|"|>}<tool_call|>'),
+        ("gemma4", '<|tool_call>call:look_up(word=<|"|>a b<|"|>)<tool_call|>'),
+    ],
+)
+def test_what_is_in_another_families_format_is_text(name: str, text: str) -> None:
+    """All of it: a client sees what came instead of a call."""
+    assert (told(name, text).content, told(name, text).calls) == (text, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("gemma4", "<|tool_call>call:look_up{word:a b}<tool_call|>"),
+        ("pythonic", '<|tool_call_start|>[look_up(**{"word": "a b"})]<|tool_call_end|>'),
+        ("pythonic", '<|tool_call_start|>[look_up(word="a " "b")]<|tool_call_end|>'),
+        ("json_tools", f"<tool_call>{_JSON} and more</tool_call>"),
+        ("json_list", f"<tool_calls>[{_JSON}]\n[{_F}]</tool_calls>"),
+    ],
+)
+def test_what_has_no_one_reading_is_told_as_cut(name: str, text: str) -> None:
+    """A call whose arguments broke off, or with text behind it, is not said to be whole."""
+    assert told(name, text).incomplete
 
 
 def test_a_python_call_of_more_than_the_tool_takes_is_told_as_cut() -> None:
