@@ -125,7 +125,12 @@ def _thinking(chance: random.Random) -> Strange:
 
 
 def _integer(chance: random.Random) -> Strange:
-    schema = STRICT | {"properties": {"id": {"enum": [chance.choice((2**53 + 1, 1234567890123456789))]}}}
+    parts: tuple[JsonObject, ...] = (
+        {"enum": [2**53 + 1]},
+        {"const": 1234567890123456789},
+        {"type": "integer", "minimum": -(2**63), "maximum": -(2**63) + 1},
+    )
+    schema = STRICT | {"properties": {"id": chance.choice(parts)}}
     named = {"name": "answer", "strict": True, "schema": schema}
     return Strange(
         APIS["chat"],

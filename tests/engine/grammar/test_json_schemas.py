@@ -68,6 +68,9 @@ NAMED = {"properties": {"a": {"type": "integer"}, "ab": {"type": "null"}, "é": 
         ({"type": "integer", "maximum": 2**53 + 3}, ["7", str(2**53 + 2)], [str(2**53 + 4)]),
         ({"type": "integer", "minimum": -(2**53) - 3}, ["7", str(-(2**53) - 2)], [str(-(2**53) - 4)]),
         ({"type": "integer", "maximum": 2**63 - 1}, [str(2**63 - 1)], [str(2**63)]),
+        ({"type": "integer", "minimum": -(2**63), "maximum": -5}, ["-7", str(-(2**62))], ["7", "-4"]),
+        ({"type": "integer", "minimum": -1e300, "exclusiveMaximum": -5.0}, ["-7"], ["7", "-5"]),
+        ({"type": "number", "minimum": -(2**70), "maximum": -5}, ["-7.5"], ["7"]),
     ],
     ids=lambda value: str(value)[:30],
 )  # fmt: skip
@@ -101,6 +104,17 @@ def test_what_would_not_be_enforced_is_refused(walker: GrammarWalker, schema: An
     with pytest.raises(BadRequest, match=named):
         walker.compile(schema)
     walker.compile({**schema, "x-guidance": {"lenient": True}})
+
+
+@pytest.mark.parametrize(
+    ("least", "most"), [(-(2**63), -(2**63) + 1), (-1e300, -1e299), (-(2**70), -(2**63))]
+)
+def test_bounds_below_64_bits_leave_the_worker_alive(
+    walker: GrammarWalker, least: float, most: float
+) -> None:
+    """llguidance overflowed its stack, which ended the worker, and the next one by the same request."""
+    with pytest.raises(BadRequest, match="nsatisfiable"):
+        walker.compile({"type": "integer", "minimum": least, "maximum": most})
 
 
 def test_schemas_within_a_grammar_are_taken_to_the_letter_too(walker: GrammarWalker) -> None:

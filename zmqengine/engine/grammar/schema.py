@@ -23,6 +23,8 @@ take 0.1 s, 450 take minutes."""
 
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _TOO_LARGE = 10**300
+_LEAST = -(2**63) + 1024
+"""The least integer of 64 bits but one that binary64 holds."""
 
 _MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
 _VALUES = ("const", "default", "enum", "examples", "required", "x-guidance")
@@ -79,10 +81,16 @@ def without_inexact(schema: Any, *, lenient: bool) -> Any:
 
 
 def _tighter(key: str, bound: Any) -> Any:
-    """A bound that binary64 holds; beyond 64 bits llguidance takes the largest and the least integer of 64 bits."""
+    """A bound that binary64 holds; beyond 64 bits llguidance takes the largest and the least integer of 64 bits.
+
+    Between the least one and another bound below zero it overflows its stack: no bound from below is as low.
+    """
+    upper = "aximum" in key
+    if not upper and _is_number(bound) and bound < _LEAST:
+        return _LEAST
     if not isinstance(bound, int) or not -(2**63) < bound < 2**63 - 1:
         return bound
-    rounded, upper = float(bound), "aximum" in key
+    rounded = float(bound)
     if upper and rounded > bound:
         return int(math.nextafter(rounded, -math.inf))
     return int(math.nextafter(rounded, math.inf)) if not upper and rounded < bound else int(rounded)
