@@ -9,9 +9,12 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.gemma4_text import DecoderLayer, ModelArgs
 
 from tests.support.engines import runner_of
 from tests.support.models import LLAMA, VOCAB_SIZE, build_model
+from zmqengine.bench.models.small_models import ARCHITECTURES
 from zmqengine.checkpoint.drafters import drafter_of
 from zmqengine.engine.models.attention import WIDTH_MAX
 from zmqengine.engine.models.decoder import DecoderModel
@@ -146,6 +149,72 @@ def random_tensors(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str
     }
 
 
+ASSISTED: dict[str, Any] = ARCHITECTURES["gemma4_text"]
+ASSISTANT: dict[str, Any] = {
+    "architectures": ["Gemma4AssistantForCausalLM"],
+    "model_type": "gemma4_assistant",
+    "backbone_hidden_size": ASSISTED["hidden_size"],
+    "tie_word_embeddings": True,
+    "use_ordered_embeddings": False,
+    "text_config": {
+        **{
+            name: ASSISTED[name]
+            for name in ("head_dim", "global_head_dim", "num_key_value_heads", "sliding_window")
+        },
+        "model_type": "gemma4_text",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_kv_shared_layers": 3,
+        "hidden_size_per_layer_input": 0,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "use_double_wide_mlp": False,
+        "rms_norm_eps": 1e-6,
+        "vocab_size": VOCAB_SIZE,
+    },
+}
+"""An assistant of `ASSISTED`."""
+CLUSTERED: dict[str, Any] = {
+    **ASSISTANT,
+    "use_ordered_embeddings": True,
+    "num_centroids": 16,
+    "centroid_intermediate_top_k": 3,
+}
+
+
+def assistant_tensors(config: Mapping[str, Any], seed: int = 0) -> dict[str, mx.array]:
+    """Random tensors of an assistant, under the published names."""
+    text, dim = config["text_config"], config["backbone_hidden_size"]
+    own = text["hidden_size"]
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (text["vocab_size"], own),
+        "model.norm.weight": (own,),
+        "pre_projection.weight": (own, 2 * dim),
+        "post_projection.weight": (dim, own),
+    }
+    for number, kind in enumerate(text["layer_types"]):
+        layer = f"model.layers.{number}"
+        width = text["head_dim" if kind == "sliding_attention" else "global_head_dim"]
+        outputs = text["num_attention_heads"] * width
+        shapes |= {
+            f"{layer}.self_attn.q_proj.weight": (outputs, own),
+            f"{layer}.self_attn.o_proj.weight": (own, outputs),
+            f"{layer}.self_attn.q_norm.weight": (width,),
+            f"{layer}.mlp.gate_proj.weight": (text["intermediate_size"], own),
+            f"{layer}.mlp.up_proj.weight": (text["intermediate_size"], own),
+            f"{layer}.mlp.down_proj.weight": (own, text["intermediate_size"]),
+            f"{layer}.layer_scalar": (1,),
+        }
+        names = ("input", "post_attention", "pre_feedforward", "post_feedforward")
+        shapes |= {f"{layer}.{name}_layernorm.weight": (own,) for name in names}
+    if not config["use_ordered_embeddings"]:
+        return random_tensors(shapes, seed)
+    shapes["masked_embedding.centroids.weight"] = (config["num_centroids"], own)
+    order = np.random.default_rng(seed).permutation(text["vocab_size"])
+    return random_tensors(shapes, seed) | {"masked_embedding.token_ordering": mx.array(order)}
+
+
 class _Formula:
     """The parts of a drafter by the published formulas, in float64."""
 
@@ -255,6 +324,70 @@ class Block(_Formula):
             hidden = hidden + self._mlp(layer, hidden)
         outputs = self._norm("norm", hidden) @ np.array(model.lm_head.weight, np.float64).T
         return [int(word) for word in outputs[1 : count + 1].argmax(-1)]
+
+
+class Assistant:
+    """An assistant by the published formula, on mlx-lm's layers: over the model's keys and values of a whole text."""
+
+    def __init__(
+        self, config: Mapping[str, Any], tensors: Mapping[str, mx.array], taps: Sequence[int]
+    ) -> None:
+        self._config, self._named = config, tensors
+        text = config["text_config"]
+        args = ModelArgs.from_dict({**text, "vocab_size_per_layer_input": 0})
+        self._layers = [DecoderLayer(args, number) for number in range(args.num_hidden_layers)]
+        for number, layer in enumerate(self._layers):
+            prefix = f"model.layers.{number}."
+            layer.load_weights(
+                [
+                    (name.removeprefix(prefix), each)
+                    for name, each in tensors.items()
+                    if name.startswith(prefix)
+                ]
+            )
+        self._kinds = text["layer_types"]
+
+    def drafts(self, model: Any, tokens: Sequence[int], count: int) -> list[int]:
+        """The likeliest draft tokens after a text, whose last token the model has not read."""
+        known, word = len(tokens) - 1, tokens[-1]
+        cache = make_prompt_cache(model)
+        hidden = model.model(mx.array([list(tokens[:-1])]), cache)[:, -1:]
+        drafted = []
+        for _ in range(count):
+            embedded = model.model.embed_tokens(mx.array([[word]])) * model.model.embed_scale
+            states = mx.concatenate([embedded, hidden], axis=-1) @ self._named["pre_projection.weight"].T
+            for layer, kind in zip(self._layers, self._kinds, strict=True):
+                states = layer(states, None, shared_kv=self._read(model, cache, kind, known), offset=known)[0]
+            outputs = mx.fast.rms_norm(states, self._named["model.norm.weight"], 1e-6)
+            hidden = outputs @ self._named["post_projection.weight"].T
+            word = self._word(np.array(outputs[0, 0]))
+            drafted.append(word)
+        return drafted
+
+    def _read(self, model: Any, cache: Any, kind: str, known: int) -> tuple[mx.array, mx.array]:
+        """Keys and values of the model's last layer of a kind that has any; with a window, the last ones."""
+        owners = [
+            source
+            for layer, source in zip(model.model.layers, model.model.previous_kvs, strict=True)
+            if layer.layer_type == kind
+        ]
+        held = cache[owners[-1]]
+        keys, values = (each[:, :, :known] for each in (held.keys, held.values))
+        if kind == "full_attention":
+            return keys, values
+        keys, values = (held._temporal_order(each) for each in (held.keys, held.values))
+        window = self._config["text_config"]["sliding_window"]
+        return keys[:, :, :known][:, :, -window:], values[:, :, :known][:, :, -window:]
+
+    def _word(self, outputs: np.ndarray) -> int:
+        logits = np.array(self._named["model.embed_tokens.weight"]) @ outputs
+        if self._config["use_ordered_embeddings"]:
+            scores = np.array(self._named["masked_embedding.centroids.weight"]) @ outputs
+            chosen = np.argsort(scores)[-self._config["centroid_intermediate_top_k"] :]
+            order = np.array(self._named["masked_embedding.token_ordering"]).reshape(len(scores), -1)
+            left_out = np.setdiff1d(np.arange(len(logits)), order[chosen].ravel())
+            logits[left_out] = -np.inf
+        return int(np.argmax(logits))
 
 
 def right_model_and_drafter() -> tuple[Any, dict[str, Any], dict[str, mx.array]]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-Reader = Literal["eagle3", "dflash", "head", ""]
+Reader = Literal["eagle3", "dflash", "assistant", "head", ""]
 
 HEAD_DRAFTERS = ("qwen3_5_mtp",)
 """Types of directories with a head of such a model, which is read as if the model's own files had it."""
@@ -58,8 +58,7 @@ def drafter_of(config: Mapping[str, Any]) -> Drafter | None:
     if "dflash_config" in config or any("dflash" in name for name in names):
         return Drafter("a DFlash drafter", "dflash", config)
     if kind in _ASSISTANTS:
-        problem = "drafters that read the model's own keys and values are not read"
-        return Drafter("a Gemma 4 assistant", "", config, problem)
+        return Drafter("a Gemma 4 assistant", "assistant", config)
     if kind in HEAD_DRAFTERS:
         return Drafter("a head in a directory of its own", "head", config)
     if kind.endswith("_mtp"):

@@ -62,7 +62,7 @@ class EngineOptions:
     draft: str | None = option(
         None,
         help="Draft model for --model, a smaller one with the same tokenizer: a bundled one, a directory or a hub id. "
-        "Or the directory of a drafter that was made for the model: EAGLE-3, DFlash, or a head.",
+        "Or the directory of a drafter that was made for the model: EAGLE-3, DFlash, a Gemma 4 assistant, or a head.",
         otherwise="none",
     )
     cache_dir: str | None = option(

@@ -10,7 +10,20 @@ import pytest
 from click.testing import CliRunner
 
 from tests.engine.load.test_head_tensors import published
-from tests.support.drafters import BLOCK, EAGLE, TAPS, TARGET, block_tensors, eagle_tensors, save_drafter
+from tests.support.drafters import (
+    ASSISTANT,
+    ASSISTED,
+    BLOCK,
+    CLUSTERED,
+    EAGLE,
+    TAPS,
+    TARGET,
+    assistant_tensors,
+    block_tensors,
+    drafting_runner,
+    eagle_tensors,
+    save_drafter,
+)
 from tests.support.engines import runner_of
 from tests.support.heads import head_module, tensors_of_head
 from tests.support.models import MIXTURE, VOCAB_SIZE, build_model, save_model
@@ -61,13 +74,21 @@ def head_directory(directory: Path, *, is_raw: bool) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize(
     ("kind", "speculate"),
-    [("an EAGLE-3 drafter", "auto"), ("an EAGLE-3 drafter", "draft"), ("a DFlash drafter", "auto")],
+    [
+        ("an EAGLE-3 drafter", "auto"),
+        ("an EAGLE-3 drafter", "draft"),
+        ("a DFlash drafter", "auto"),
+        ("a Gemma 4 assistant", "auto"),
+    ],
 )
 def test_a_model_drafts_by_a_drafters_directory(tmp_path: Path, kind: str, speculate: Any) -> None:
     """From the files to the tokens, on the kernels that this device takes by default."""
     model, drafter = eagle_beside(tmp_path)
     if kind == "a DFlash drafter":
         save_drafter(drafter, BLOCK, block_tensors(BLOCK))
+    if kind == "a Gemma 4 assistant":
+        model = save_model(tmp_path / "gemma", ASSISTED)
+        save_drafter(drafter, CLUSTERED, assistant_tensors(CLUSTERED))
     tokens, opened = tokens_of(model, draft=str(drafter), speculate=speculate)
     source = opened.engine._speculator.model
     assert opened.facts["draft_head"] == kind
@@ -187,6 +208,37 @@ def test_a_block_that_would_be_computed_wrongly_is_refused_by_name(
         read_drafter_weights("dflash", {**BLOCK, **change}, {**block_tensors(BLOCK), **tensors}, model)
 
 
+@pytest.mark.parametrize(
+    ("change", "within", "match"),
+    [
+        ({"backbone_hidden_size": 128}, {}, "128"),
+        ({"text_config": None}, {}, "text_config"),
+        ({}, {"enable_moe_block": True}, "enable_moe_block"),
+        ({}, {"vocab_size": 100}, "100 words"),
+        ({}, {"num_hidden_layers": 2}, r"layers\.2"),
+        ({"num_centroids": 7}, {}, "centroids"),
+        ({"centroid_intermediate_top_k": 17}, {}, "token_ordering"),
+    ],
+)
+def test_an_assistant_that_would_be_computed_wrongly_is_refused_by_name(
+    change: dict[str, Any], within: dict[str, Any], match: str
+) -> None:
+    """Also one that was made for a model of another shape."""
+    model = runner_of(build_model(ASSISTED), "mlx").decoder.weights
+    config = {**CLUSTERED, "text_config": {**CLUSTERED["text_config"], **within}, **change}
+    with pytest.raises(Unsupported, match=match):
+        read_drafter_weights("assistant", config, assistant_tensors(CLUSTERED), model)
+
+
+def test_an_assistant_of_a_model_with_other_keys_is_refused() -> None:
+    """Its layers would read what is not there."""
+    text = {**ASSISTANT["text_config"], "num_key_value_heads": 1}
+    with pytest.raises(Unsupported, match="another shape"):
+        drafting_runner(
+            build_model(ASSISTED), {**ASSISTANT, "text_config": text}, assistant_tensors(ASSISTANT)
+        )
+
+
 def test_a_drafter_without_a_head_of_its_width_is_refused() -> None:
     """It cannot take the model's embedding or vocabulary."""
     config = {**EAGLE, "hidden_size": 32, "target_hidden_size": 64}
@@ -200,7 +252,6 @@ def test_a_drafter_without_a_head_of_its_width_is_refused() -> None:
     [
         ({"architectures": ["EagleLlamaForCausalLM"], "model_type": "eagle"}, "EAGLE drafter"),
         ({"model_type": "qwen3_dspark"}, "DSpark"),
-        ({"model_type": "gemma4_assistant"}, "Gemma 4 assistant"),
         ({"model_type": "glm4_moe_lite_mtp"}, "glm4_moe_lite_mtp"),
         ({"model_type": "medusa"}, "Medusa"),
     ],

@@ -14,12 +14,17 @@ import pytest
 
 from tests.support.constrained import HOT, PERSON, Pico
 from tests.support.drafters import (
+    ASSISTANT,
+    ASSISTED,
     BLOCK,
+    CLUSTERED,
     EAGLE,
     TAPS,
     TARGET,
+    Assistant,
     Block,
     Eagle,
+    assistant_tensors,
     block_tensors,
     drafting_runner,
     eagle_tensors,
@@ -90,7 +95,16 @@ FORMS: dict[str, tuple[dict[str, Any], Any]] = {
     "all words": ({**EAGLE, "draft_vocab_size": VOCAB_SIZE}, all_words),
     "block": (BLOCK, dict),
     "long block": ({**BLOCK, "block_size": 16}, dict),
+    "assistant": (ASSISTANT, dict),
+    "clusters of words": (CLUSTERED, dict),
     "short block": ({**BLOCK, "dflash_config": {**BLOCK["dflash_config"], "block_size": 3}}, dict),
+}
+
+
+KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "llama": (eagle_tensors, Eagle, TARGET),
+    "qwen3": (block_tensors, Block, TARGET),
+    "gemma4_assistant": (assistant_tensors, Assistant, ASSISTED),
 }
 
 
@@ -98,9 +112,9 @@ FORMS: dict[str, tuple[dict[str, Any], Any]] = {
 def test_drafts_are_those_of_the_published_formula(form: str) -> None:
     """Whatever was computed of a row came in chunks, verify blocks, beside others, or with a parked row."""
     config, change = FORMS[form]
-    model = build_model(TARGET)
-    of_block = config["model_type"] == "qwen3"
-    tensors = change((block_tensors if of_block else eagle_tensors)(config))
+    make_tensors, kind, target = KINDS[config["model_type"]]
+    model = build_model(target)
+    tensors = change(make_tensors(config))
     rows = requests(6, 16)
     wanted = [alone(model, row) for row in rows]
     runner = drafting_runner(model, config, tensors)
@@ -120,7 +134,7 @@ def test_drafts_are_those_of_the_published_formula(form: str) -> None:
     assert [run.ids(row.row) for row in rows] == wanted
     seen = engine._speculator.model.seen
     assert len(seen) >= 20
-    formula = (Block if of_block else Eagle)(config, tensors, TAPS)
+    formula = kind(config, tensors, TAPS)
     expected = [formula.drafts(model, tokens, len(drafts)) for tokens, drafts in seen]
     assert [drafts for _, drafts in seen] == expected
 

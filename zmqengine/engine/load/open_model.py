@@ -21,7 +21,7 @@ from zmqengine.engine.load.probe import ROWS, probe, rows_of, steps_of
 from zmqengine.engine.models.architecture import DecoderWeights
 from zmqengine.engine.models.attention import WIDTH_MAX
 from zmqengine.engine.models.decoder import DecoderModel
-from zmqengine.engine.models.draft_head import BlockWeights, PairWeights, check_block, check_head
+from zmqengine.engine.models.draft_head import AnyWeights
 from zmqengine.engine.models.families import read_drafter_weights, read_head, read_weights
 from zmqengine.engine.models.layers import Experts, Unsupported
 from zmqengine.engine.models.mlx_lm_runner import MlxLmRunner
@@ -124,7 +124,7 @@ def open_model(
         else:
             log.warning("kernels for this device differ from the reference; MLX's operations run this model")
             facts["model_code"] = "ours, with MLX's operations: kernels for this device differ"
-    head_weights = _read_head(model, head, weights, decoder.ops, facts)
+    head_weights = _read_head(model, head, decoder, facts)
     taps = () if head_weights is None else head_weights.taps
     decoder = DecoderModel(decoder.weights, decoder.ops, replays=replays, taps=taps)
     if replays:
@@ -136,8 +136,8 @@ def open_model(
 
 
 def _read_head(
-    model: Any, tensors: HeadTensors | None, weights: DecoderWeights, ops: Ops, facts: dict[str, str]
-) -> PairWeights | BlockWeights | None:
+    model: Any, tensors: HeadTensors | None, decoder: DecoderModel, facts: dict[str, str]
+) -> AnyWeights | None:
     """The head that drafts for a model, if it has one that is supported; says so in `facts`.
 
     Raises `ModelLoadError` for one that the operator named.
@@ -147,13 +147,13 @@ def _read_head(
     drafter = tensors.drafter
     try:
         if drafter is not None and drafter.reader != "head":
-            head = read_drafter_weights(drafter.reader, drafter.config, tensors.arrays, weights)
+            head: AnyWeights = read_drafter_weights(
+                drafter.reader, drafter.config, tensors.arrays, decoder.weights
+            )
         else:
             head = read_head(model, tensors.arrays)
-        if isinstance(head, BlockWeights):
-            check_block(head, ops)
-        else:
-            check_head(head, ops)
+        # One that does not fit is refused here.
+        open_head(head, DecoderModel(decoder.weights, decoder.ops, taps=head.taps))
     except Unsupported as error:
         if drafter is not None:
             raise ModelLoadError(f"{drafter.kind} cannot draft for this model: {error}") from None

@@ -16,6 +16,9 @@ A drafter that fills a block at once (DFlash) has a few layers. Of each token th
 values are products of one state, the model's hidden states after some layers, joined: those of token t have column t. A
 draft is one pass over the last known token and as many mask tokens as the block has. All of them see each other, and
 the columns before; what comes out at a mask token gives the logits of the token in its place.
+
+Gemma 4's assistants are heads without keys and values: their layers read those of the model's last layer of each kind,
+with and without a window, as far as they are computed. All tokens of a draft have the position of the last known one.
 """
 
 from __future__ import annotations
@@ -282,3 +285,105 @@ def check_block(weights: BlockWeights, ops: Ops) -> list[HeadShape]:
     if not ops.on_mlx or ops.storage().writes_in_place:
         raise Unsupported("kernels that write in place do not compute drafters: --kernels mlx does")
     return [layer.mixer for layer in weights.layers]
+
+
+class WordClusters(NamedTuple):
+    """The `kept` clusters of words that `product` finds likeliest; the others are left out. `of_word` [words]: the
+    cluster of each."""
+
+    product: Linear
+    of_word: mx.array
+    kept: int
+
+
+class AssistantWeights(NamedTuple):
+    """Weights of an assistant: `begin` takes the model's embedding and its last hidden state, `end` makes one from its
+    own. `head`: its vocabulary product."""
+
+    begin: Linear
+    layers: tuple[Any, ...]
+    norm: Norm
+    end: Linear
+    head: Linear
+    clusters: WordClusters | None = None
+
+    @property
+    def taps(self) -> Sequence[int]:
+        """See `PairWeights`."""
+        return ()
+
+
+class DraftAssistant:
+    """An assistant of a decoder, on its operations. It has no keys and values of its own."""
+
+    axes = None
+    takes_all = True
+    shapes: Sequence[KVShape] = ()
+    layers: Sequence[int] = ()
+
+    def __init__(self, weights: AssistantWeights, decoder: DecoderModel) -> None:
+        self.weights = weights
+        model = decoder.weights
+        self.carry = ArrayShape(model.norm.weight.shape, model.norm.weight.dtype)
+        self.parameter_bytes = sum(array.nbytes for array in arrays_of(weights))
+        self._decoder = decoder
+        mixers, caches = check_assistant(weights, decoder)
+        self._attention = decoder.ops.attention(mixers, caches)
+
+    def states(self, passed: Passed) -> mx.array:
+        """The hidden states [tokens, dim] that it takes, of a forward pass of the model."""
+        states: mx.array = passed.last
+        return states
+
+    def advance(
+        self, pieces: Sequence[PlacedPiece], tokens: mx.array, hidden: mx.array, positions: mx.array
+    ) -> tuple[mx.array, mx.array]:
+        """See `DraftHead.advance`. `pieces` end at the last column that is read."""
+        ops, weights, model = self._decoder.ops, self.weights, self._decoder.weights
+        embeddings = ops.embed(tokens, model.embedding)
+        if model.embedding_scale != 1.0:
+            embeddings = embeddings * mx.array(model.embedding_scale, embeddings.dtype)
+        pair = mx.concatenate([embeddings, hidden], axis=-1)
+        stream, layout = Stream(ops.product(pair, weights.begin)), self._attention.begin(pieces, len(hidden))
+        for number, layer in enumerate(weights.layers):
+            before = layer.before(ops, stream, positions)
+            stream = layer.after(ops, before, self._attention.attend(layout, number, before.mixing), ())
+        outputs = stream.summed(ops, weights.norm)[1]
+        return ops.product(outputs, weights.end), outputs
+
+    def logits(self, outputs: mx.array) -> mx.array:
+        """Logits [tokens, vocab] of outputs."""
+        ops, clusters = self._decoder.ops, self.weights.clusters
+        logits: mx.array = ops.product(outputs, self.weights.head)
+        if clusters is None:
+            return logits
+        scores = ops.product(outputs, clusters.product)
+        least = mx.sort(scores, axis=-1)[:, -clusters.kept, None]
+        chosen = (scores >= least)[:, clusters.of_word]
+        return mx.where(chosen, logits, mx.array(-mx.inf, logits.dtype))
+
+
+def check_assistant(weights: AssistantWeights, decoder: DecoderModel) -> tuple[list[HeadShape], list[int]]:
+    """The shapes of an assistant's attention, and the keys and values of the model that each layer reads.
+
+    Raises `Unsupported` where the model has no such ones.
+    """
+    if not decoder.ops.on_mlx or decoder.ops.storage().writes_in_place:
+        raise Unsupported("kernels that write in place do not compute drafters: --kernels mlx does")
+    mixers = [layer.mixer for layer in weights.layers]
+    caches = []
+    for mixer in mixers:
+        alike = [
+            number
+            for number, layer in enumerate(decoder.layers)
+            if isinstance(layer.mixer, HeadShape) and (layer.mixer.window is None) == (mixer.window is None)
+        ]
+        read = decoder.layers[alike[-1]].mixer if alike else None
+        if not isinstance(read, HeadShape) or (read.key_heads, read.dim) != (mixer.key_heads, mixer.dim):
+            raise Unsupported("the model's last layers have keys and values of another shape")
+        caches.append(decoder.mixing.caches[alike[-1]])
+    return mixers, caches
+
+
+AnyWeights = PairWeights | BlockWeights | AssistantWeights
+AnyHead = DraftHead | DraftBlock | DraftAssistant

@@ -42,6 +42,8 @@ class Mixing:
             if number in owners
         ]
         caches = [owners.index(sources[number] if sources else number) for number in heads]
+        self.caches = dict(zip(heads, caches, strict=True))
+        """Number of the keys and values in a slot that each layer with attention reads."""
         self._attention: Any = ops.attention(shapes, caches)
         self._recurrence: Any = None
         self.states: list[tuple[ArrayShape, ...]] = []

@@ -29,6 +29,8 @@ try:
         RotatingKVCache,
         make_prompt_cache,
     )
+    from mlx_lm.models.gemma4_text import DecoderLayer as Gemma4Layer
+    from mlx_lm.models.gemma4_text import ModelArgs as Gemma4Args
     from mlx_lm.models.qwen3 import ModelArgs as Qwen3Args
     from mlx_lm.models.qwen3 import TransformerBlock as Qwen3Layer
     from mlx_lm.models.rope_utils import Llama3RoPE, ProportionalRoPE, SuScaledRoPE, YarnRoPE, initialize_rope
@@ -43,6 +45,8 @@ __all__ = [
     "ArraysCache",
     "BatchRotatingKVCache",
     "CacheList",
+    "Gemma4Args",
+    "Gemma4Layer",
     "KVCache",
     "Llama3RoPE",
     "ProportionalRoPE",

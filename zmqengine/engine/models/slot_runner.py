@@ -15,7 +15,15 @@ from zmqengine.engine.kv.slots import Carry, Slot, Slots
 from zmqengine.engine.models.architecture import DecoderWeights
 from zmqengine.engine.models.attention import WIDTH_MAX, PlacedPiece
 from zmqengine.engine.models.decoder import DecoderModel, Inputs
-from zmqengine.engine.models.draft_head import BlockWeights, DraftBlock, DraftHead, PairWeights
+from zmqengine.engine.models.draft_head import (
+    AnyHead,
+    AnyWeights,
+    AssistantWeights,
+    BlockWeights,
+    DraftAssistant,
+    DraftBlock,
+    DraftHead,
+)
 from zmqengine.engine.models.model_runner import FeatureSource, Outputs, RowPiece
 from zmqengine.engine.models.ops import AddedProducts
 from zmqengine.engine.row import Row
@@ -37,9 +45,13 @@ class StepAdapters(Protocol):
         ...
 
 
-def open_head(weights: PairWeights | BlockWeights, decoder: DecoderModel) -> DraftHead | DraftBlock:
-    """The head or drafter of a decoder, by its weights."""
-    return DraftBlock(weights, decoder) if isinstance(weights, BlockWeights) else DraftHead(weights, decoder)
+def open_head(weights: AnyWeights, decoder: DecoderModel) -> AnyHead:
+    """The head or drafter of a decoder, by its weights. Raises `Unsupported`."""
+    if isinstance(weights, BlockWeights):
+        return DraftBlock(weights, decoder)
+    if isinstance(weights, AssistantWeights):
+        return DraftAssistant(weights, decoder)
+    return DraftHead(weights, decoder)
 
 
 class SlotRunner:
@@ -49,9 +61,7 @@ class SlotRunner:
     uncacheable_reason = ""
     padding_bytes_max = padding_bytes = 0
 
-    def __init__(
-        self, decoder: DecoderModel, context_tokens: int, head: DraftHead | DraftBlock | None = None
-    ) -> None:
+    def __init__(self, decoder: DecoderModel, context_tokens: int, head: AnyHead | None = None) -> None:
         self.decoder = decoder
         self.head = head
         self._context_tokens = context_tokens
@@ -113,6 +123,8 @@ class SlotRunner:
         if isinstance(self.head, DraftBlock):
             self.head.keep(list(map(_placed, ordered)), states, mx.array(_positions(ordered, padded)))
             written = self._head_arrays(ordered)
+        elif isinstance(self.head, DraftAssistant):
+            written = [_carry(ordered, states)]
         else:
             written = self._prime(self.head, ordered, inputs, states)
         # What the head keeps is computed with the outputs, whichever of them the step waits for.
@@ -227,7 +239,9 @@ class SlotRunner:
         made: list[list[int]] = mx.stack(drafted, axis=1).tolist()  # type: ignore[assignment]
         return made
 
-    def _advance(self, head: DraftHead, rows: Sequence[Row], count: int, choose: Choose) -> list[list[int]]:
+    def _advance(
+        self, head: DraftHead | DraftAssistant, rows: Sequence[Row], count: int, choose: Choose
+    ) -> list[list[int]]:
         """Tokens of a head that is stepped `count` times."""
         ops = self.decoder.ops
         padded = ops.padded(len(rows))
@@ -239,8 +253,13 @@ class SlotRunner:
         drafted = []
         for ahead in range(count):
             pairs = [RowPiece(row, row.computed_tokens - 1 + ahead, 1) for row in rows]
-            placed = [_placed(pair) for pair in pairs]
             positions = self._head_positions(pairs, padded)
+            if isinstance(head, DraftAssistant):
+                pairs = [RowPiece(row, row.computed_tokens - 1, 1) for row in rows]
+                positions = mx.array(
+                    _positions([RowPiece(row, row.computed_tokens, 1) for row in rows], padded)
+                )
+            placed = [_placed(pair) for pair in pairs]
             hidden, outputs = head.advance(placed, tokens[spread], hidden, positions)
             tokens = choose(head.logits(outputs[: len(rows)]), ahead).astype(mx.uint32)
             drafted.append(tokens)

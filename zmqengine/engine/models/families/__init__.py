@@ -8,8 +8,9 @@ from typing import Any
 import mlx.core as mx
 
 from zmqengine.engine.models.architecture import DecoderWeights
-from zmqengine.engine.models.draft_head import BlockWeights, HeadWeights, PairWeights
+from zmqengine.engine.models.draft_head import AnyWeights, HeadWeights
 from zmqengine.engine.models.families import (
+    assistant,
     dflash,
     eagle3,
     gemma,
@@ -60,8 +61,10 @@ def read_head(model: Any, tensors: Mapping[str, mx.array]) -> HeadWeights:
 
 def read_drafter_weights(
     reader: str, config: Mapping[str, Any], tensors: Mapping[str, mx.array], model: DecoderWeights
-) -> PairWeights | BlockWeights:
+) -> AnyWeights:
     """The weights of a drafter that looks inside a model, by its config and its tensors. Raises Unsupported."""
+    if reader == "assistant":
+        return assistant.read(config, tensors, model)
     if reader == "dflash":
         return dflash.read(config, tensors, model)
     return eagle3.read(config, tensors, model)

@@ -135,7 +135,7 @@ def read(model: Any, *, in_columns: bool = False) -> DecoderWeights:
         return DecoderWeights(
             linear_of(inner.embed_tokens), layers, _shifted(inner.norm), linear_of(head), scale
         )
-    layers = tuple(_fourth(layer, inner) for layer in inner.layers)
+    layers = tuple(read_fourth(layer, inner.window_size) for layer in inner.layers)
     own = None
     if inner.hidden_size_per_layer_input:
         own = OwnInputs(
@@ -213,7 +213,8 @@ def _third(layer: Any, inner: Any) -> GemmaLayer:
     )
 
 
-def _fourth(layer: Any, inner: Any) -> GemmaLayer:
+def read_fourth(layer: Any, window: int) -> GemmaLayer:
+    """The weights of a layer of Gemma 4."""
     attention = layer.self_attn
     mixer = HeadShape(
         attention.n_heads,
@@ -222,7 +223,7 @@ def _fourth(layer: Any, inner: Any) -> GemmaLayer:
         attention.scale,
         rotation_of(attention.rope),
         _fourth_norms(attention),
-        inner.window_size if attention.is_sliding else None,
+        window if attention.is_sliding else None,
         layer.input_layernorm.weight.dtype,
         value_eps=attention.v_norm.eps if attention.has_kv else None,
         keys_are_values=attention.has_kv and attention.use_k_eq_v,
