@@ -181,6 +181,8 @@ def test_a_wired_limit_beyond_the_weights_is_a_warning() -> None:
 
 def test_a_worker_that_gives_way_to_others_is_a_warning() -> None:
     """omlx #3706: on macOS 27 its work on the GPU ends as a timeout."""
+    assert list(workers._kv_bits("")) == []
+    assert [finding.text for finding in workers._kv_bits("8 bits in slots")] == ["8 bits in slots"]
     assert list(workers._nice("")) == []
     assert bad(workers._nice("5")) == [("warn", "nice")]
 

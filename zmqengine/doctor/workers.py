@@ -80,6 +80,7 @@ def _answers(address: str, description: Description, status: Status) -> Iterator
         )
     yield from _wired(status.facts.get("wired", ""))
     yield from _nice(status.facts.get("nice", ""))
+    yield from _kv_bits(status.facts.get("kv_bits", ""))
     if status.numbers.get("restarts"):
         text = f"it was started again {status.numbers['restarts']:.0f} times"
         yield Finding("warn", "restarts", text, "its log says why")
@@ -92,6 +93,12 @@ def _wired(wired: str) -> Iterator[Finding]:
     elif wired:
         text = f"the wired limit is {wired}; more than the weights can make macOS panic"
         yield Finding("warn", "wired", text, "--wired-limit weights, see docs/macs.md")
+
+
+def _kv_bits(gained: str) -> Iterator[Finding]:
+    """The gain of `--kv-bits 8`, as a worker reports it; empty without."""
+    if gained:
+        yield Finding("ok", "kv bits", gained)
 
 
 def _nice(nice: str) -> Iterator[Finding]:

@@ -31,6 +31,7 @@ from zmqengine.engine.host.device_memory import limit_mlx, recommended_bytes  # 
 from zmqengine.engine.host.host_heap import keep_freed_arrays  # noqa: E402
 from zmqengine.engine.load.fingerprint import fingerprint  # noqa: E402
 from zmqengine.engine.load.head_tensors import HeadTensors, read_drafter_tensors, read_head_tensors  # noqa: E402
+from zmqengine.engine.load.kv_bits import with_kv_bits  # noqa: E402
 from zmqengine.engine.load.loader import LoadedModel, Report, find_directory, load  # noqa: E402
 from zmqengine.engine.load.open_model import OpenedModel, open_model  # noqa: E402
 from zmqengine.engine.load.tokenizer_export import ExportedTokenizer, with_vision, without_vision  # noqa: E402
@@ -114,6 +115,9 @@ def open_mlx_engine(
         draw, facts["drawing"] = open_draw(loaded.info.vocab_size, saved)
     opened = _open_model(loaded, options, saved, device, head, report)
     facts |= opened.facts
+    if options.kv_bits is not None:
+        runner, facts["kv_bits"] = with_kv_bits(opened.runner, loaded.info.name, is_gpu=device.is_gpu)
+        opened = replace(opened, runner=runner)
     adapters = _open_adapters(opened, options)
     if adapters is not None:
         weights_bytes = loaded.info.parameter_bytes + adapters.bytes

@@ -15,7 +15,8 @@ from tests.support.models import HYBRID, LLAMA, MAMBA, SLIDING, VOCAB_SIZE, buil
 from zmqengine.config import WorkerConfig
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.kv.block_layout import all_finite
-from zmqengine.engine.kv.packed_blocks import PackedBlocks, group_size
+from zmqengine.engine.kv.eight_bits import group_size
+from zmqengine.engine.kv.packed_blocks import PackedBlocks
 from zmqengine.engine.load.probe import rows_of
 from zmqengine.engine.models.model_runner import RowPiece
 from zmqengine.engine.options import EngineOptions

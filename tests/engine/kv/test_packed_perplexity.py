@@ -1,4 +1,4 @@
-"""The bundled model foretells held-out texts from a prefix cache in 8 bits."""
+"""The bundled model foretells held-out texts with keys and values in 8 bits."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ def test_perplexity_is_that_of_the_model() -> None:
     losses: dict[int | None, list[float]] = {None: [], 8: []}
     for bits, told in losses.items():
         opened = open_mlx_engine(str(model_path()), EngineOptions(kv_bits=bits, warm_up_s=0, speculate="off"))
+        assert opened.facts.get("kv_bits", "").startswith("8 bits in slots") == (bits == 8)
         tokenizer = Tokenizer.from_buffer(opened.tokenizer.tokenizer_json)
         for number, document in enumerate(stories):
             ids = tokenizer.encode(document.text).ids

@@ -65,6 +65,7 @@ class CudaAttention:
     """`SlotAttention` by these kernels."""
 
     is_replayed = True
+    reads_packed = False
 
     def __init__(self, heads: Sequence[HeadShape], caches: Sequence[int]) -> None:
         self._heads = heads

@@ -2,7 +2,8 @@
 
 slots.py         Slots: keys and values of rows
 block_layout.py  blocks cut out of caches for the prefix cache, and caches built of blocks
-packed_blocks.py the same in 8 bits
+eight_bits.py    keys and values in 8 bits
+packed_blocks.py blocks in 8 bits of caches with all bits
 few_sizes.py     sizes of arrays rounded up, for traces and freed buffers
 
 A **slot** is a row's place in arrays [slots, heads, capacity, dim], two for each layer. The row begins at column 0 and
@@ -17,6 +18,9 @@ needed (`MemoryLedger.settle`): then rows move to the first slots of new arrays.
     0      a a a a a a a a a a . . . . . .     10
     1      b b b b b x . . . . . . . . . .     5        x: a rejected draft token, overwritten by the next step
     2      . . . . . . . . . . . . . . . .     free
+
+**In 8 bits** keys and values of a layer are three arrays each (`PackedColumns`), all of that form. Groups lie along the
+head dimension, so a column is written alone, and written again as any other.
 
 **In place.** For MLX arrays are immutable. An indexed assignment creates a new array, in the memory of the old one if
 nothing else refers to that, else in a copy of it. A step in flight refers to what it reads until the device is done.

@@ -85,7 +85,7 @@ class SlotBlocks:
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
         self.is_cut_anywhere = slots.states is None
-        self.groups = [Group(names, *shape) for shape, names in grouped(slots.shapes).items()]
+        self.groups = [Group(names, *shape[:3]) for shape, names in grouped(slots.shapes).items()]
 
     @property
     def token_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Blocks at rest in 8 bits: quantised when they are cut out of caches, restored when caches are built of them.
+"""Blocks in 8 bits of caches with all bits: quantised when they are cut out of them, restored when caches are built.
 
 Each array becomes three, by `mx.quantize` along the head dimension: numbers of 8 bits, a scale and a bias for each
 group. States that cannot be cut (sliding windows, recurrent ones) stay as they are.
@@ -13,25 +13,22 @@ from typing import Any
 import mlx.core as mx
 
 from zmqengine.engine.kv.block_layout import BlockLayout, Group, Parts, State
-
-BITS = 8
-GROUP_SIZES = (64, 32)
-"""Numbers that share a scale and a bias: the first of these that divides the head dimension."""
-
-
-def group_size(dim: int) -> int | None:
-    """Size of the groups of an array; None where its head dimension has none, and it stays as it is."""
-    return next((size for size in GROUP_SIZES if dim and dim % size == 0), None)
+from zmqengine.engine.kv.eight_bits import BITS, PackedColumns, group_size, packed, widened
 
 
 def blocks_at_rest(
     layout: BlockLayout | None, restore: Callable[..., Any], bits: int | None
 ) -> tuple[BlockLayout | None, Callable[..., Any]]:
     """The layout of blocks in so many bits, and the way from them to caches; without `bits` those that are given."""
-    if layout is None or bits is None:
+    if layout is None or bits is None or in_8_bits(layout):
         return layout, restore
-    packed = PackedBlocks(layout)
-    return packed, lambda parts, *more: restore(packed.wide(parts), *more)
+    blocks = PackedBlocks(layout)
+    return blocks, lambda parts, *more: restore(blocks.wide(parts), *more)
+
+
+def in_8_bits(layout: BlockLayout) -> bool:
+    """Whether caches hold 8 bits, and blocks are cut out of them as they are."""
+    return any(group.dtype == mx.uint32 for group in layout.groups)
 
 
 class PackedBlocks:
@@ -39,7 +36,8 @@ class PackedBlocks:
 
     def __init__(self, layout: BlockLayout) -> None:
         self._layout = layout
-        self._sizes = [group_size(group.dim) for group in layout.groups]
+        self.group_sizes = [group_size(group.dim) for group in layout.groups]
+        """Numbers of each group of arrays that share a scale and a bias; None where all bits are kept."""
 
     @property
     def groups(self) -> Sequence[Group]:
@@ -56,20 +54,20 @@ class PackedBlocks:
         """See `BlockLayout`."""
         return sum(
             len(group.arrays) * group.heads * _packed_bytes(group, size)
-            for group, size in zip(self.groups, self._sizes, strict=True)
+            for group, size in zip(self.groups, self.group_sizes, strict=True)
         )
 
     def describe(self) -> str:
         """See `BlockLayout`."""
-        return json.dumps([self._layout.describe(), BITS, self._sizes])
+        return json.dumps([self._layout.describe(), BITS, self.group_sizes])
 
     def take(self, source: Any, start: int, cuts: Sequence[int]) -> list[list[mx.array]]:
         """See `BlockLayout`."""
         return [
             [
                 array
-                for wide, size in zip(part, self._sizes, strict=True)
-                for array in ([wide] if size is None else _packed(wide, size))
+                for wide, size in zip(part, self.group_sizes, strict=True)
+                for array in ([wide] if size is None else packed(wide, size))
             ]
             for part in self._layout.take(source, start, cuts)
         ]
@@ -90,11 +88,11 @@ class PackedBlocks:
 
     def _wide(self, part: list[mx.array]) -> list[Any]:
         arrays: list[Any] = []
-        for size in self._sizes:
+        for size in self.group_sizes:
             if size is None:
                 arrays.append(part.pop(0))
             else:
-                arrays.append(_PackedArray(part[:3], size))
+                arrays.append(_PackedArray(PackedColumns(*part[:3])))
                 del part[:3]
         return arrays
 
@@ -102,20 +100,11 @@ class PackedBlocks:
 class _PackedArray:
     """Arrays of a group in 8 bits; a slice of them is wide."""
 
-    def __init__(self, packed: Sequence[mx.array], size: int) -> None:
-        self._packed = packed
-        self._size = size
+    def __init__(self, arrays: PackedColumns) -> None:
+        self._arrays = arrays
 
-    def __getitem__(self, arrays: slice) -> mx.array:
-        numbers, scales, biases = (each[arrays] for each in self._packed)
-        return mx.dequantize(numbers, scales, biases, group_size=self._size, bits=BITS)
-
-
-def _packed(wide: mx.array, size: int) -> tuple[mx.array, mx.array, mx.array]:
-    numbers, scales, biases = mx.quantize(wide, group_size=size, bits=BITS)
-    # A NaN beside other numbers leaves no trace in scale and bias, and blocks that hold one must not be used.
-    largest = mx.max(mx.abs(wide.reshape(*wide.shape[:-1], -1, size)), axis=-1)
-    return numbers, scales + 0 * largest, biases
+    def __getitem__(self, chosen: slice) -> mx.array:
+        return widened(PackedColumns(*(each[chosen] for each in self._arrays)))
 
 
 def _packed_bytes(group: Group, size: int | None) -> int:

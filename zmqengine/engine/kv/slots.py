@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import mlx.core as mx
 
 from zmqengine.checkpoint.cache_shape import SLOT_SIZES_MAX, SLOT_TOKENS_MIN, slot_tokens
+from zmqengine.engine.kv.eight_bits import PER_WORD, PackedColumns, by_part
 
 CAPACITY_MIN = SLOT_TOKENS_MIN
 POOLS_MAX = SLOT_SIZES_MAX
@@ -18,27 +19,43 @@ COPIED_TOKENS = 1024
 
 
 class KVShape(NamedTuple):
-    """Keys and values of one layer: `heads` of `dim` numbers a token."""
+    """Keys and values of one layer: `heads` of `dim` numbers a token, in 8 bits where they have a `group_size`."""
 
     heads: int
     dim: int
     dtype: mx.Dtype
+    group_size: int | None = None
+
+    @property
+    def parts(self) -> list[tuple[str, KVShape]]:
+        """The arrays that hold them, by what their names end in."""
+        if self.group_size is None:
+            return [("", self)]
+        of_groups = KVShape(self.heads, self.dim // self.group_size, self.dtype)
+        numbers = KVShape(self.heads, self.dim // PER_WORD, mx.uint32)
+        return [(" numbers", numbers), (" scales", of_groups), (" biases", of_groups)]
+
+    @property
+    def wide_bytes(self) -> int:
+        """Bytes of the keys and values of one token with all bits."""
+        return 2 * self.heads * self.dim * self.dtype.size
 
     @property
     def token_bytes(self) -> int:
         """Bytes of the keys and values of one token."""
-        return 2 * self.heads * self.dim * self.dtype.size
+        return sum(part.wide_bytes for _, part in self.parts)
 
 
 ArrayNames = Sequence[tuple[int, str]]
-"""Arrays of a pool: (layer, "keys" or "values") of each."""
+"""Arrays of a pool: the layer of each, and "keys" or "values", of columns in 8 bits with the part behind it."""
 
 
 def grouped(shapes: Sequence[KVShape]) -> dict[KVShape, list[tuple[int, str]]]:
     """Arrays of the same shape, which are read and written together."""
     groups: dict[KVShape, list[tuple[int, str]]] = {}
     for layer, shape in enumerate(shapes):
-        groups.setdefault(shape, []).extend([(layer, "keys"), (layer, "values")])
+        for end, part in shape.parts:
+            groups.setdefault(part, []).extend([(layer, "keys" + end), (layer, "values" + end)])
     return groups
 
 
@@ -287,7 +304,7 @@ class StatePool:
 
 
 class SlotPool:
-    """All slots of one capacity: `keys` and `values` [slots, heads, capacity, dim] of each layer."""
+    """All slots of one capacity: `keys` and `values` of each layer, [slots, heads, capacity, dim] or in 8 bits."""
 
     def __init__(self, shapes: Sequence[KVShape], capacity: int, storage: SlotStorage) -> None:
         self.capacity = capacity
@@ -306,7 +323,10 @@ class SlotPool:
     @property
     def rows(self) -> int:
         """Slots of the arrays."""
-        return 0 if not self.keys else int(self.keys[0].shape[0])
+        if not self.keys:
+            return 0
+        first = self.keys[0]
+        return int((first.numbers if isinstance(first, PackedColumns) else first).shape[0])
 
     @property
     def used(self) -> int:
@@ -320,7 +340,11 @@ class SlotPool:
 
     def arrays(self, names: ArrayNames) -> list[Any]:
         """The arrays of these names."""
-        return [(self.keys if name == "keys" else self.values)[layer] for layer, name in names]
+        return [self._array(layer, *name.split()) for layer, name in names]
+
+    def _array(self, layer: int, name: str, part: str = "") -> Any:
+        array = (self.keys if name == "keys" else self.values)[layer]
+        return getattr(array, part) if part else array
 
     def take(self, ahead_bytes: int) -> Slot:
         """The free slot with the least index; attention covers all up to the last one in use.
@@ -363,7 +387,7 @@ class SlotPool:
         order = order[:count]
         for arrays in (self.keys, self.values):
             for layer, array in enumerate(arrays):
-                arrays[layer] = self._storage.chosen(array, order)
+                arrays[layer] = by_part(lambda part: self._storage.chosen(part, order), array)
         self._unclean = {number for number, index in enumerate(order) if index in self._unclean}
         self.slots = [self.slots[index] for index in order[: self.used]]
         for number, slot in enumerate(self.slots):
@@ -384,14 +408,18 @@ class SlotPool:
             more = min(more, 1 + max(0, ahead_bytes) // self.slot_bytes)
 
         def fresh(shape: KVShape) -> Any:
-            return self._storage.zeros((more, shape.heads, self.capacity, shape.dim), shape.dtype)
+            parts = [
+                self._storage.zeros((more, part.heads, self.capacity, part.dim), part.dtype)
+                for _, part in shape.parts
+            ]
+            return parts[0] if shape.group_size is None else PackedColumns(*parts)
 
         if not self.keys:
             self.keys, self.values = list(map(fresh, self._shapes)), list(map(fresh, self._shapes))
         else:
             for arrays in (self.keys, self.values):
                 for layer, shape in enumerate(self._shapes):
-                    arrays[layer] = self._storage.joined(arrays[layer], fresh(shape))
+                    arrays[layer] = by_part(self._storage.joined, arrays[layer], fresh(shape))
         self.replaced()
 
 
@@ -478,6 +506,12 @@ class Slots:
         """Bytes of the largest array: pools grow and shrink array by array."""
         token_bytes = max(each.token_bytes for each in self.shapes) // 2
         return max((pool.bytes for pool in self.pools.values()), default=0) * token_bytes // self._token_bytes
+
+    @property
+    def widened_bytes(self) -> int:
+        """Bytes of the columns of a layer in 8 bits, with all bits for a piece of a prompt."""
+        token_bytes = max((each.wide_bytes for each in self.shapes if each.group_size), default=0)
+        return token_bytes * max(self.pools, default=0)
 
     def unneeded_bytes(self, waiting: Sequence[int]) -> int:
         """Bytes of allocated slots that neither a row has nor one that waits, of as many tokens, will take."""

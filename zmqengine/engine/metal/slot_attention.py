@@ -45,6 +45,8 @@ class MetalLayout(NamedTuple):
 class MetalAttention(MlxAttention):
     """`SlotAttention` by this kernel and MLX's operations."""
 
+    reads_packed = False
+
     def begin(self, pieces: Sequence[PlacedPiece], tokens: int) -> MetalLayout:
         """See `SlotAttention`."""
         layouts = layout_of(pieces)

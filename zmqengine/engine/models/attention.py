@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import mlx.core as mx
 import numpy as np
 
+from zmqengine.engine.kv.eight_bits import BITS, PackedColumns, by_part, packed, widened
 from zmqengine.engine.kv.few_sizes import few_sizes
 from zmqengine.engine.kv.slots import Slot, SlotPool
 from zmqengine.engine.models.layers import HeadShape
@@ -91,6 +92,11 @@ class SlotAttention(Protocol):
 
     is_replayed: bool
     """Whether `attend` is a function of arrays alone, which a trace may contain."""
+
+    @property
+    def reads_packed(self) -> bool:
+        """Whether it writes and reads columns in 8 bits."""
+        ...
 
     def begin(self, pieces: Sequence[PlacedPiece], tokens: int) -> Any:
         """The layout of a step of these pieces, ordered by pool, padded to `tokens`; for the other methods."""
@@ -201,6 +207,11 @@ class MlxAttention:
         self._is_fused = is_fused
         self._windows = list(dict.fromkeys(each.window for each in heads))
 
+    @property
+    def reads_packed(self) -> bool:
+        """See `SlotAttention`. Not on CUDA, where MLX would compile a kernel for each shape of a product."""
+        return self._is_fused
+
     def begin(self, pieces: Sequence[PlacedPiece], tokens: int) -> Any:
         """See `SlotAttention`."""
         pools = []
@@ -248,22 +259,42 @@ class MlxAttention:
                 queries, *keys_values = (array[pool.layout.tokens] for array in qkv)
             all_keys, all_values = pool.layout.pool.keys[cache], pool.layout.pool.values[cache]
             if not heads.reads_only:
-                all_keys[pool.slots, :, pool.columns], all_values[pool.slots, :, pool.columns] = keys_values
+                for array, numbers in zip((all_keys, all_values), keys_values, strict=True):
+                    _write(array, pool, numbers)
             masks = iter(pool.masks[heads.window])
             if (short := pool.layout.short) is not None:
                 rows, width = short.tokens.shape
                 chosen = queries if pool.short is None else queries[pool.short]
-                read = slice(rows), slice(None), slice(short.columns)
+                read = partial(_read, slice(rows), short.columns)
                 chosen = chosen.reshape(rows, width, heads.heads, heads.dim).swapaxes(1, 2)
-                attend = _attend if self._is_fused or width > 1 else _attend_unfused
-                attended = attend(chosen, all_keys[read], all_values[read], heads, next(masks))
+                is_fused = (self._is_fused or width > 1) and not isinstance(all_keys, PackedColumns)
+                attend = _attend if is_fused else _attend_unfused
+                attended = attend(chosen, read(all_keys), read(all_values), heads, next(masks))
                 outputs.append(attended.swapaxes(1, 2).reshape(rows * width, -1))
             for piece, index in zip(pool.layout.prompts, pool.prompts, strict=True):
-                read = slice(piece.slot, piece.slot + 1), slice(None), slice(piece.columns)
+                # In 8 bits, too: many queries repay a copy with all bits, and their scores need not exist at once.
+                slot = slice(piece.slot, piece.slot + 1)
+                keys, values = (
+                    widened(_read(slot, piece.columns, array)) for array in (all_keys, all_values)
+                )
                 chosen = queries[index].swapaxes(0, 1)[None]
-                attended = _attend(chosen, all_keys[read], all_values[read], heads, next(masks))
+                attended = _attend(chosen, keys, values, heads, next(masks))
                 outputs.append(attended[0].swapaxes(0, 1).reshape(index.size, -1))
         return outputs
+
+
+def _write(array: Any, pool: MlxPool, numbers: mx.array) -> None:
+    """Write keys or values [tokens, heads, dim] of a pool's tokens into its slots."""
+    if isinstance(array, PackedColumns):
+        for part, part_numbers in zip(array, packed(numbers, array.group_size), strict=True):
+            part[pool.slots, :, pool.columns] = part_numbers
+    else:
+        array[pool.slots, :, pool.columns] = numbers
+
+
+def _read(slots: slice, columns: int, array: Any) -> Any:
+    """The first columns of some slots."""
+    return by_part(lambda part: part[slots, :, :columns], array)
 
 
 def _attend(
@@ -278,14 +309,12 @@ def _attend(
     )
 
 
-def _attend_unfused(
-    queries: mx.array, keys: mx.array, values: mx.array, heads: HeadShape, mask: mx.array
-) -> mx.array:
-    """`_attend` by products and a softmax; heads with the same keys share a product."""
+def _attend_unfused(queries: mx.array, keys: Any, values: Any, heads: HeadShape, mask: mx.array) -> mx.array:
+    """`_attend` by products and a softmax; heads with the same keys share a product. Keys and values may be packed."""
     rows, count, width, dim = queries.shape
     group = count // heads.key_heads
     grouped = queries.reshape(rows, heads.key_heads, group * width, dim)
-    scores = grouped @ keys.swapaxes(-1, -2)
+    scores = _product(grouped, keys, transpose=True)
     if width > 1:
         mask = mx.tile(mask, (1, 1, group, 1))
     if heads.cap is not None:
@@ -299,7 +328,16 @@ def _attend_unfused(
     shares = mx.softmax(scores, axis=-1, precise=True)
     if heads.sinks is not None:
         shares = shares[..., :-1]
-    return (shares @ values).reshape(rows, count, width, dim)
+    return _product(shares, values, transpose=False).reshape(rows, count, width, dim)
+
+
+def _product(inputs: mx.array, columns: Any, *, transpose: bool) -> mx.array:
+    """The product with columns [rows, key heads, columns, dim], or with their transpose."""
+    if isinstance(columns, PackedColumns):
+        size = columns.group_size
+        return mx.quantized_matmul(inputs, *columns, transpose=transpose, group_size=size, bits=BITS)
+    other: mx.array = columns.swapaxes(-1, -2) if transpose else columns
+    return inputs @ other
 
 
 def capped(numbers: mx.array, cap: float) -> mx.array:

@@ -56,6 +56,11 @@ class Mixing:
         )
 
     @property
+    def reads_packed(self) -> bool:
+        """Whether attention reads keys and values in 8 bits."""
+        return bool(self._attention.reads_packed)
+
+    @property
     def rotation(self) -> RotaryEmbedding:
         """The rotation of queries and keys, for models that have one for all layers."""
         rotations = (mixer.rotation for mixer in self._mixers if isinstance(mixer, HeadShape))

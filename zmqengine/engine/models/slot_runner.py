@@ -10,8 +10,9 @@ import mlx.core as mx
 import numpy as np
 
 from zmqengine.engine.kv.block_layout import Parts, SlotBlocks
+from zmqengine.engine.kv.eight_bits import group_size
 from zmqengine.engine.kv.few_sizes import few_sizes
-from zmqengine.engine.kv.slots import Carry, Slot, Slots
+from zmqengine.engine.kv.slots import Carry, KVShape, Slot, Slots
 from zmqengine.engine.models.architecture import DecoderWeights
 from zmqengine.engine.models.attention import WIDTH_MAX, PlacedPiece
 from zmqengine.engine.models.decoder import DecoderModel, Inputs
@@ -55,18 +56,29 @@ def open_head(weights: AnyWeights, decoder: DecoderModel) -> AnyHead:
 
 
 class SlotRunner:
-    """`ModelRunner` of a `DecoderModel`. A `head` gets its keys and values in every step, and drafts between steps."""
+    """`ModelRunner` of a `DecoderModel`. A `head` gets its keys and values in every step, and drafts between steps.
+
+    `packs`: keys and values of all layers but the last are in 8 bits, where groups divide the head dimension.
+    """
 
     batches = rolls_back = True
     uncacheable_reason = ""
     padding_bytes_max = padding_bytes = 0
 
-    def __init__(self, decoder: DecoderModel, context_tokens: int, head: AnyHead | None = None) -> None:
+    def __init__(
+        self,
+        decoder: DecoderModel,
+        context_tokens: int,
+        head: AnyHead | None = None,
+        *,
+        packs: bool = False,
+    ) -> None:
         self.decoder = decoder
         self.head = head
         self._context_tokens = context_tokens
         mixing = decoder.mixing
-        shapes = mixing.shapes if head is None else [*mixing.shapes, *head.shapes]
+        shapes = packed_shapes(mixing.shapes) if packs else mixing.shapes
+        shapes = shapes if head is None else [*shapes, *head.shapes]
         carry = None if head is None else head.carry
         self.slots = Slots(shapes, context_tokens, decoder.ops.storage(), mixing.states, carry)
         self.ends_apart = bool(mixing.states)
@@ -78,6 +90,10 @@ class SlotRunner:
         """Rows may have these adapters from the next step on, and no others."""
         self.decoder.adapt(adapters.weights)
         self._adapters = adapters
+
+    def in_8_bits(self) -> SlotRunner:
+        """A runner whose keys and values are in 8 bits."""
+        return SlotRunner(self.decoder, self._context_tokens, self.head, packs=True)
 
     def open(self, tokens: int) -> Slot:
         """See `ModelRunner`."""
@@ -325,11 +341,17 @@ class SlotRunner:
         """See `ModelRunner`."""
         states = self.slots.states
         state_bytes = 0 if states is None else states.rows * states.slot_bytes
-        return self.slots.largest_array_bytes + state_bytes
+        return self.slots.largest_array_bytes + self.slots.widened_bytes + state_bytes
 
     def clear(self) -> None:
         """See `ModelRunner`."""
         self.slots.clear()
+
+
+def packed_shapes(shapes: Sequence[KVShape]) -> list[KVShape]:
+    """Shapes in 8 bits, but that of the last layer."""
+    packed = [each._replace(group_size=group_size(each.dim)) for each in shapes[:-1]]
+    return [*packed, *shapes[-1:]]
 
 
 class _Wanted:
