@@ -19,6 +19,7 @@ from zmqengine.checkpoint.drafters import drafter_of
 from zmqengine.engine.models.attention import WIDTH_MAX
 from zmqengine.engine.models.decoder import DecoderModel
 from zmqengine.engine.models.families import read_drafter_weights
+from zmqengine.engine.models.ops import Ops
 from zmqengine.engine.models.slot_runner import SlotRunner, open_head
 
 TAPS = (2, 3, 5)
@@ -81,13 +82,15 @@ def save_drafter(directory: Path, config: Mapping[str, Any], tensors: Mapping[st
     return directory
 
 
-def drafting_runner(model: Any, config: Mapping[str, Any], tensors: Mapping[str, mx.array]) -> SlotRunner:
-    """A runner of the model with the drafter."""
+def drafting_runner(
+    model: Any, config: Mapping[str, Any], tensors: Mapping[str, mx.array], ops: Ops | None = None
+) -> SlotRunner:
+    """A runner of the model with the drafter; on MLX's operations, or on `ops`, which are replayed."""
     plain = runner_of(model, "mlx").decoder
     drafter = drafter_of(config)
     assert drafter is not None
     weights = read_drafter_weights(drafter.reader, config, tensors, plain.weights)
-    decoder = DecoderModel(plain.weights, plain.ops, taps=weights.taps)
+    decoder = DecoderModel(plain.weights, ops or plain.ops, replays=ops is not None, taps=weights.taps)
     return SlotRunner(decoder, 2048, open_head(weights, decoder))
 
 
@@ -390,14 +393,16 @@ class Assistant:
         return int(np.argmax(logits))
 
 
-def right_model_and_drafter() -> tuple[Any, dict[str, Any], dict[str, mx.array]]:
+def right_model_and_drafter(
+    target: dict[str, Any] = TARGET,
+) -> tuple[Any, dict[str, Any], dict[str, mx.array]]:
     """A model whose last layer decides by the last token alone, and a drafter that has the same layer.
 
     The model's other layers and its attention add nothing. The drafter's attention sees its own column alone, by
     biases of queries and keys that only the rotation tells apart, and hands on the embedding; the hidden state is left
     out by a norm of zeros. Its vocabulary is the model's, backwards.
     """
-    model = build_model(TARGET)
+    model = build_model(target)
     inner, layers = model.model, model.model.layers
     for layer in layers:
         layer.self_attn.o_proj.weight = mx.zeros_like(layer.self_attn.o_proj.weight)
@@ -405,12 +410,14 @@ def right_model_and_drafter() -> tuple[Any, dict[str, Any], dict[str, mx.array]]
             layer.mlp.down_proj.weight = mx.zeros_like(layer.mlp.down_proj.weight)
     inner.embed_tokens.weight = mx.fast.rms_norm(inner.embed_tokens.weight, None, 0.0)
     mx.eval(model.parameters())
-    dim, head_dim = TARGET["hidden_size"], EAGLE["head_dim"]
+    dim, head_dim = target["hidden_size"], target["hidden_size"] // 2
     heads = dim // head_dim
     config = {
         **EAGLE,
+        "hidden_size": dim,
+        "head_dim": head_dim,
         "draft_vocab_size": VOCAB_SIZE,
-        "intermediate_size": TARGET["intermediate_size"],
+        "intermediate_size": target["intermediate_size"],
         "num_attention_heads": heads,
         "num_key_value_heads": heads,
         "attention_bias": True,

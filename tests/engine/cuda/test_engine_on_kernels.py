@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
+from tests.support.drafters import TARGET, drafting_runner, right_model_and_drafter
 from tests.support.drafts import Erring, Widths, speculator
 from tests.support.engines import Run, finish, make_engine, step
 from tests.support.heads import headed_runner, right_model_and_head
@@ -141,9 +142,8 @@ class Noted(HeadDrafts):
         return drafts
 
 
-@pytest.mark.parametrize("kernels", ["plain_kernels"], indirect=True)
-def test_a_head_drafts_on_the_kernels_as_on_plain_operations(kernels: str) -> None:
-    """Its keys and values are written in place, too: by prompts, verify blocks and drafts of rows that come and go."""
+def headed() -> Callable[[Ops | None], SlotRunner]:
+    """Runners of a model with its own head."""
     model, head = right_model_and_head(
         {
             **ARCHITECTURES["mimo"],
@@ -155,9 +155,35 @@ def test_a_head_drafts_on_the_kernels_as_on_plain_operations(kernels: str) -> No
     # What it attends to decides more of its drafts.
     head.layer.self_attn.o_proj.weight = 3 * head.layer.self_attn.o_proj.weight
     model.set_dtype(mx.float16)
+    return lambda ops: headed_runner(model, head, ops)
+
+
+def tapped() -> Callable[[Ops | None], SlotRunner]:
+    """Runners of a model with an EAGLE-3 drafter."""
+    config = {
+        **TARGET,
+        "hidden_size": 128,
+        "head_dim": 64,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
+    model, told, tensors = right_model_and_drafter(config)
+    # The hidden states decide some of its drafts.
+    tensors["midlayer.hidden_norm.weight"] = mx.full((128,), 0.3)
+    model.set_dtype(mx.float16)
+    return lambda ops: drafting_runner(model, told, tensors, ops)
+
+
+@pytest.mark.parametrize("runners", [headed, tapped])
+@pytest.mark.parametrize("kernels", ["plain_kernels"], indirect=True)
+def test_a_head_drafts_on_the_kernels_as_on_plain_operations(
+    kernels: str, runners: Callable[[], Callable[[Ops | None], SlotRunner]]
+) -> None:
+    """Its keys and values are written in place, too: by prompts, verify blocks and drafts of rows that come and go."""
+    open_runner = runners()
     rows, runs, sources = requests(10, 24), [], []
     for ops in (None, CudaOps()):
-        runner = headed_runner(model, head, ops)
+        runner = open_runner(ops)
         assert runner.launches_ahead == (ops is not None)
         drafting, source = Widths([], (1, 2, 4)), Noted(runner, VOCAB_SIZE)
         source.noted = {}
