@@ -7,7 +7,7 @@ import tracemalloc
 
 from PIL import Image
 
-from tests.support.eyes import CARD
+from zmqengine.engine.fake.fake_engine import FAKE_CARD
 from zmqengine_client.images.preparing import ImagePreparation
 
 BYTES_MAX = 256 * 1024
@@ -24,11 +24,11 @@ def test_patches_of_tiny_images_stay_within_the_bound() -> None:
     """The room for the rest of its message, 4 KiB, is in the memory of each: of these, twenty times their pixels."""
     images = ImagePreparation(files_max=1, bytes_max=BYTES_MAX)
     files = [tiny(number) for number in range(400)]
-    images.prepare(files[0], CARD, 1024)
+    images.prepare(files[0], FAKE_CARD, 1024)
     tracemalloc.start()
     try:
         for file in files:
-            images.prepare(file, CARD, 1024)
+            images.prepare(file, FAKE_CARD, 1024)
         held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
