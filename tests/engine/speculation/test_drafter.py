@@ -139,6 +139,29 @@ def test_drafts_are_those_of_the_published_formula(form: str) -> None:
     assert [drafts for _, drafts in seen] == expected
 
 
+@pytest.mark.parametrize(("form", "misses"), [("as published", 2), ("block", 0), ("assistant", 0)])
+def test_a_prefix_of_the_cache_brings_what_the_drafter_keeps(form: str, misses: int) -> None:
+    """A conversation of three turns. A pair at the end of a prefix is not in the cache: drafts after it may differ."""
+    config, _ = FORMS[form]
+    make_tensors, kind, target = KINDS[config["model_type"]]
+    model, tensors = build_model(target), make_tensors(config)
+    engine = drafting_engine(drafting_runner(model, config, tensors), (3,))
+    draw = random.Random(4)
+    prompt = [draw.randrange(VOCAB_SIZE) for _ in range(100)]
+    run = Run()
+    for turn in range(3):
+        request = RowRequest(turn, prompt, 8)
+        assert engine.insert([request]) == []
+        finish(engine, run)
+        assert run.cached(turn) > (-1, 60, 100)[turn]
+        assert run.ids(turn) == alone(model, request)
+        prompt = [*prompt, *run.ids(turn), *(draw.randrange(VOCAB_SIZE) for _ in range(20))]
+    seen, formula = engine._speculator.model.seen, kind(config, tensors, TAPS)
+    differing = [tokens for tokens, drafts in seen if drafts != formula.drafts(model, tokens, len(drafts))]
+    assert len(seen) >= 9
+    assert len(differing) <= misses
+
+
 @pytest.mark.parametrize(("temperature", "least"), [(0.0, 0.9), (0.7, 0.9)])
 def test_a_drafter_that_is_right_is_accepted_as_often_beside_others_as_alone(
     temperature: float, least: float
