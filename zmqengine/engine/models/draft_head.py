@@ -136,7 +136,12 @@ def check_head(weights: PairWeights, ops: Ops) -> HeadShape:
 
 
 class DraftHead:
-    """A head of a decoder, on its operations. `layers`: the number of its keys and values among those of a slot."""
+    """A head of a decoder, on its operations. `layers`: the number of its keys and values among those of a slot.
+
+    `moves`: each draft token has a column behind the last one; its position is `ahead` of that.
+    """
+
+    moves, ahead = True, 0
 
     def __init__(self, weights: PairWeights, decoder: DecoderModel) -> None:
         mixer, last = check_head(weights, decoder.ops), weights.norm.weight
@@ -314,8 +319,12 @@ class AssistantWeights(NamedTuple):
 
 
 class DraftAssistant:
-    """An assistant of a decoder, on its operations. It has no keys and values of its own."""
+    """An assistant of a decoder, on its operations. It has no keys and values of its own.
 
+    All draft tokens see the columns of what is computed, from the position behind.
+    """
+
+    moves, ahead = False, 1
     axes = None
     takes_all = True
     shapes: Sequence[KVShape] = ()

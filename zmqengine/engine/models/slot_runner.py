@@ -131,21 +131,7 @@ class SlotRunner:
             inputs = self._with_images(inputs, ordered, padded, seeing)
         if self.head is None:
             return chosen.outputs(self.decoder, self.decoder.forward(inputs, layout).last)
-        takes_all = self.head.takes_all
-        passed = self.decoder.forward(
-            inputs._replace(wanted=mx.arange(padded)) if takes_all else inputs, layout
-        )
-        states = self.head.states(passed)
-        if isinstance(self.head, DraftBlock):
-            self.head.keep(list(map(_placed, ordered)), states, mx.array(_positions(ordered, padded)))
-            written = self._head_arrays(ordered)
-        elif isinstance(self.head, DraftAssistant):
-            written = [_carry(ordered, states)]
-        else:
-            written = self._prime(self.head, ordered, inputs, states)
-        # What the head keeps is computed with the outputs, whichever of them the step waits for.
-        (wanted,) = mx.depends([passed.last[inputs.wanted] if takes_all else passed.last], written)
-        return chosen.outputs(self.decoder, wanted)
+        return chosen.outputs(self.decoder, self._forward_with(self.head, ordered, inputs, layout))
 
     def _make_room(self, row: Row, tokens: int, computed: int) -> None:
         """Move a row of so many tokens, of which some are computed, to a larger slot if it needs one."""
@@ -194,6 +180,25 @@ class SlotRunner:
         return tokens
 
     # --- the head ---
+
+    def _forward_with(
+        self, head: AnyHead, pieces: Sequence[RowPiece], inputs: Inputs, layout: Any
+    ) -> mx.array:
+        """Hidden states [wanted, dim] of a step of the ordered pieces, in which the head keeps up with the model."""
+        padded = inputs.tokens.shape[0]
+        every = inputs._replace(wanted=mx.arange(padded)) if head.takes_all else inputs
+        passed = self.decoder.forward(every, layout)
+        states = head.states(passed)
+        if isinstance(head, DraftHead):
+            written = self._prime(head, pieces, inputs, states)
+        elif isinstance(head, DraftBlock):
+            head.keep(list(map(_placed, pieces)), states, mx.array(_positions(pieces, padded)))
+            written = self._head_arrays(pieces)
+        else:
+            written = [_carry(pieces, states)]
+        # What the head keeps is computed with the outputs, whichever of them the step waits for.
+        last: mx.array = passed.last[inputs.wanted] if head.takes_all else passed.last
+        return mx.depends([last], written)[0]
 
     def _prime(
         self, head: DraftHead, pieces: Sequence[RowPiece], inputs: Inputs, hidden: mx.array
@@ -268,14 +273,9 @@ class SlotRunner:
         tokens = mx.array([row.tokens[-1] for row in rows], mx.uint32)
         drafted = []
         for ahead in range(count):
-            pairs = [RowPiece(row, row.computed_tokens - 1 + ahead, 1) for row in rows]
-            positions = self._head_positions(pairs, padded)
-            if isinstance(head, DraftAssistant):
-                pairs = [RowPiece(row, row.computed_tokens - 1, 1) for row in rows]
-                positions = mx.array(
-                    _positions([RowPiece(row, row.computed_tokens, 1) for row in rows], padded)
-                )
+            pairs = [RowPiece(row, row.computed_tokens - 1 + ahead * head.moves, 1) for row in rows]
             placed = [_placed(pair) for pair in pairs]
+            positions = self._head_positions(pairs, padded) + head.ahead
             hidden, outputs = head.advance(placed, tokens[spread], hidden, positions)
             tokens = choose(head.logits(outputs[: len(rows)]), ahead).astype(mx.uint32)
             drafted.append(tokens)
