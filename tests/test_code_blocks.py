@@ -56,6 +56,7 @@ PLACES = (
     ("README.md", "sh", "python3 -m venv", ".github/workflows/ci.yml"),
     ("README.md", "sh", ".venv/bin/pip", ".github/workflows/ci.yml"),
     ("README.md", "sh", "uv tool install", ".github/workflows/ci.yml"),
+    ("README.md", "sh", "zmqengine chat  ", "tests/test_first_minutes.py"),
     ("README.md", "sh", "zmqengine serve  ", "tests/test_first_minutes.py"),
     ("README.md", "sh", "echo '{", HERE),
     ("README.md", "sh", "zmqengine worker --model pico-eye", HERE),
