@@ -198,7 +198,8 @@ class SlotRunner:
             written = [_carry(pieces, states)]
         # What the head keeps is computed with the outputs, whichever of them the step waits for.
         last: mx.array = passed.last[inputs.wanted] if head.takes_all else passed.last
-        return mx.depends([last], written)[0]
+        (depending,) = mx.depends([last], written)
+        return depending  # type: ignore[no-any-return]
 
     def _prime(
         self, head: DraftHead, pieces: Sequence[RowPiece], inputs: Inputs, hidden: mx.array
