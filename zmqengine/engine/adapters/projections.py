@@ -17,21 +17,18 @@ from zmqengine.engine.models.recurrence import GatedDelta, ShortConvolution
 
 AdaptableLayer = LlamaLayer | GemmaLayer | QwenNextLayer
 
-_RENAMED = tuple(
-    (re.compile(pattern), name)
-    for pattern, name in (
-        # LFM2.
-        (r"^self_attn\.out_proj$", "self_attn.o_proj"),
-        (r"^feed_forward\.", "mlp."),
-        (r"\bw1$", "gate_proj"),
-        (r"\bw3$", "up_proj"),
-        (r"\bw2$", "down_proj"),
-        # gpt_oss, and experts with names of their own.
-        (r"^mlp\.experts\.", "mlp.switch_mlp."),
-        (r"^mlp\.router$", "mlp.gate"),
-        # GLM-4.x.
-        (r"^mlp\.shared_experts\.", "mlp.shared_expert."),
-    )
+_RENAMED = (
+    # LFM2.
+    (re.compile(r"^self_attn\.out_proj$"), "self_attn.o_proj"),
+    (re.compile(r"^feed_forward\."), "mlp."),
+    (re.compile(r"\bw1$"), "gate_proj"),
+    (re.compile(r"\bw3$"), "up_proj"),
+    (re.compile(r"\bw2$"), "down_proj"),
+    # gpt_oss, and experts with names of their own.
+    (re.compile(r"^mlp\.experts\."), "mlp.switch_mlp."),
+    (re.compile(r"^mlp\.router$"), "mlp.gate"),
+    # GLM-4.x.
+    (re.compile(r"^mlp\.shared_experts\."), "mlp.shared_expert."),
 )
 
 

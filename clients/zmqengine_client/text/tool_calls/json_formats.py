@@ -118,7 +118,7 @@ _DEEPSEEK_HEADER = re.compile(
 _DEEPSEEK_TAIL = re.compile(f"\\s*(?:```\\s*)?<{BAR}tool{GAP}call{GAP}end{BAR}>")
 
 
-_NAMED_HEADER = re.compile(r"([\w.-]+)>\s*(?=[{<])")
+_NAMED_HEADER = re.compile(r"([\w.-]+)>\s*(?=\{|</)")
 _SOLAR_HEADER = re.compile(
     r"\s*<\|tool_call:begin\|>[^<]*<\|tool_call:name\|>\s*([\w.-]+)\s*<\|tool_call:args\|>\s*(?=[{<])"
 )
@@ -184,7 +184,8 @@ JSON_FORMATS: dict[str, CallFormat] = {
         layouts=(_listed('{"«name»": «arguments»}', "<|tools_suffix|>"),),
     ),
     "functionary": CallFormat(
-        "<function=", "</function>", _NAMED_HEADER, read=_read_optional, shapes=("NAME>{", "NAME><"), constrained=False,
+        "<function=", "</function>", _NAMED_HEADER, read=_read_optional, shapes=("NAME>{", "NAME></"),
+        constrained=False,
         layouts=(CallLayout("«name»>«arguments»", between="</function>\n<function=", after="</function>"),),
     ),
     "solar_open": CallFormat(

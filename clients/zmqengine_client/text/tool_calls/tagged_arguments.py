@@ -129,8 +129,12 @@ class TaggedArguments:
             if self.rest.startswith(end):
                 self.rest = self.rest[len(end) :]
                 return self._end()
-        if self.rest.startswith((*filter(None, [self._call_end]), *self._tags.calls)):
+        if self._call_end and self.rest.startswith(self._call_end):
             return self._end()
+        if self.rest.startswith(self._tags.calls):
+            # Without an argument: a call that is not closed, or one that is opened twice.
+            self.broken = not self._count and not self._is_object
+            return "" if self.broken else self._end()
         named = _NAMED_TAG.match(self.rest)
         if not self._is_object and named and named[1] in self._awaited:
             self.rest = self.rest[named.end() :]

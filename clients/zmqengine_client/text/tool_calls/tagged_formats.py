@@ -55,9 +55,10 @@ _MINICPM = Tags(
     re.compile(r"<[^>]*(?:>(?:<!?\[?C?D?A?T?A?)?)?"),
     ("<param name=",),
     ("]]></param>", "</param>"),
+    calls=("<function name=",),
 )
 _GLM = Tags(
-    re.compile(r"<arg_key>(?P<key>[^<]*)(?:</arg_key>)?\s*<arg_value>"),
+    re.compile(r"<arg_key>(?P<key>[^<]*)(?:</arg_key>\s*){0,2}<arg_value>"),
     re.compile(r"<[^>]*|<arg_key>(?:(?!<arg_value>).)*", re.DOTALL),
     ("<arg_key>",),
     ("</arg_value>",),
@@ -72,7 +73,7 @@ _KIMI = Tags(
     ('<|open|>call tool="',),
 )
 _HUNYUAN = Tags(
-    re.compile(rf"<arg_key{_SUFFIX}>(?P<key>[^<]*)</arg_key{_SUFFIX}>\s*<arg_value{_SUFFIX}>"),
+    re.compile(rf"<arg_key{_SUFFIX}>(?P<key>[^<]*)(?:</arg_key{_SUFFIX}>\s*){{0,2}}<arg_value{_SUFFIX}>"),
     re.compile(r"<[^>]*|<arg_key(?:(?!<arg_value[^>]*>).)*", re.DOTALL),
     ("<arg_key:opensource>", "<arg_key>"),
     ("</arg_value:opensource>", "</arg_value>"),

@@ -298,6 +298,11 @@ HABITS = [
     ("deepseek_v3", f'{_BEGIN}tool{_SEP}look_up\n```json\n{{"word": "a b"}}\n```{_END}{_BEGIN}tool{_SEP}f\n{_END}'),
     ("deepseek_v3", f'{_BEGIN}look_up{_SEP}```json\n{{"word": "a b"}}\n```{_END}{_BEGIN}f{_SEP}```json\n{{}}\n```'),
     ("glm47", '<tool_call>look_up\n{"word": "a b"}\n</tool_call><tool_call>f{}</tool_call>'),
+    ("glm47", "<tool_call>look_up\n<arg_key>word</arg_key></arg_key>\n<arg_value>a b</arg_value>\n</tool_call>"
+              "<tool_call>f</tool_call>"),
+    ("minicpm5", '<function name="look_up"><param name="word">a b</param>\n<function name="f"></function>'),
+    ("hunyuan_v3", "<tool_calls>\n<tool_call>look_up<tool_sep>\n<arg_key>word\n<arg_value>a b</arg_value>\n</tool_call>"
+                   "<tool_call>f<tool_sep>\n</tool_call>\n</tool_calls>"),
     ("glm47", "<tool_call>look_up\n<arg_key>word<arg_value>a b</arg_value>\n<tool_call>f\n</tool_call>"),
     ("qwen3_coder", '<tool_call>\n<function=look_up>\n{"word": "a b"}\n</function>\n</tool_call>\n<tool_call>\n'
                     "<function=f/>\n</tool_call>"),
@@ -356,6 +361,11 @@ def test_what_is_in_another_families_format_is_text(name: str, text: str) -> Non
         ("pythonic", '<|tool_call_start|>[look_up(word="a " "b")]<|tool_call_end|>'),
         ("json_tools", f"<tool_call>{_JSON} and more</tool_call>"),
         ("json_list", f"<tool_calls>[{_JSON}]\n[{_F}]</tool_calls>"),
+        ("qwen3_coder", "<tool_call>\n<function=f><function=f>\n</function>\n</tool_call>"),
+        (
+            "minimax_m2",
+            '<minimax:tool_call>\n<invoke name="f">\n<invoke name="f">\n</invoke>\n</minimax:tool_call>',
+        ),
     ],
 )
 def test_what_has_no_one_reading_is_told_as_cut(name: str, text: str) -> None:
