@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
@@ -145,6 +147,39 @@ def test_rows_of_different_adapters_in_one_batch_are_those_of_fused_models(
     assert run.cached(len(names)) == len(prompts[0]) - 1
     traces = engine._runner.decoder._adapted_traces._calls
     assert {adapted for _, _, adapted in traces} == ({True} if replays else set())
+
+
+@pytest.mark.parametrize("bits", [None, 8])
+def test_models_in_half_precision_and_quantised_ones_mix_adapters(
+    loras: list[Lora], bits: int | None
+) -> None:
+    """Whose products MLX does not gather on a CPU, in prefill and in decode."""
+
+    def built() -> Any:
+        model = build_model(LLAMA)
+        model.set_dtype(mx.bfloat16)
+        if bits is not None:
+            quantize(model, group_size=32, bits=bits)
+        return model
+
+    runner = runner_of(built())
+    engine = make_engine(runner, adapters=LoadedAdapters(runner, loras))
+    prompts = {name: tokens(20, index) for index, name in enumerate(("", *KEYS))}
+    rows = [request(row, prompt, name, logprobs=0) for row, (name, prompt) in enumerate(prompts.items())]
+    engine.insert(rows)
+    run = finish(engine)
+    for row, (name, prompt) in enumerate(prompts.items()):
+        theirs = built()
+        if name:
+            model, config = with_lora(name)
+            linear_to_lora_layers(theirs, LLAMA["num_hidden_layers"], config)
+            theirs.load_weights(list(factors_of(model).items()), strict=False)
+        logits = theirs(mx.array([prompt + run.ids(row)]))[0].astype(mx.float32)
+        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        for index, token in enumerate(run.tokens[row]):
+            assert token.logprobs is not None
+            wanted = float(logprobs[len(prompt) - 1 + index, token.token])
+            assert token.logprobs.logprob == pytest.approx(wanted, abs=0.15)
 
 
 def test_a_row_alone_is_the_same(loras: list[Lora]) -> None:
@@ -310,6 +345,30 @@ def test_drafts_of_rows_with_adapters_are_verified_with_them(loras: list[Lora]) 
         run = finish(engine)
         assert [run.ids(row) for row in range(3)] == expected
         assert sum(draft.accepted for draft in run.drafts)
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_rows_that_join_leave_and_come_back_keep_their_adapter(loras: list[Lora], drafts: bool) -> None:
+    """A row is removed in decode, another one parked and resumed after others have joined, with drafts and without."""
+    names = ["first", "second", "third", "", "second"]
+    prompts = [tokens(length, length) for length in (30, 12, 25, 8, 70)]
+    expected = [told(name, prompt) for name, prompt in zip(names, prompts, strict=True)]
+    known = Erring({(tuple(prompt), seed_key(0)): out for prompt, out in zip(prompts, expected, strict=True)})
+    engine = engine_with(loras, "mlx", speculator=speculator(known) if drafts else None)
+    rows = [request(row, prompt, names[row]) for row, prompt in enumerate(prompts)]
+    run = Run()
+    engine.insert(rows[:3])
+    while not (run.ids(0) and run.ids(1)):
+        step(engine, run)
+    engine.park(0)
+    engine.remove([1])
+    engine.insert(rows[3:])
+    step(engine, run)
+    engine.insert([replace(rows[0], row=9, emitted=run.ids(0))])
+    finish(engine, run)
+    assert [run.ids(row) for row in (2, 3, 4)] == expected[2:]
+    assert run.ids(0) + run.ids(9) == expected[0]
+    assert run.ids(1) == expected[1][: len(run.ids(1))]
 
 
 def test_adapters_share_no_prefix(loras: list[Lora]) -> None:

@@ -16,6 +16,8 @@ from tests.support.engines import Run, finish, make_engine, step
 from tests.support.heads import headed_runner, right_model_and_head
 from tests.support.models import SLIDING, VOCAB_SIZE, build_model
 from zmqengine.bench.models.small_models import ARCHITECTURES
+from zmqengine.engine.adapters.loaded import LoadedAdapters
+from zmqengine.engine.adapters.lora_files import Lora, Pair
 from zmqengine.engine.cuda.cuda_ops import CudaOps
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.kv.slots import Slot, Slots
@@ -203,3 +205,47 @@ def test_a_head_drafts_on_the_kernels_as_on_plain_operations(
     alike = [one[: len(other)] == other[: len(one)] for one, other in both]
     assert len(alike) > 30
     assert sum(alike) > 0.9 * len(alike)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "weights"), [("plain_kernels", [FULL, FULL])], indirect=["kernels", "weights"]
+)
+def test_rows_of_eight_adapters_make_the_tokens_of_plain_operations(
+    kernels: str, weights: DecoderWeights
+) -> None:
+    """Beside rows of none, that join, are removed, parked and restored; in traces, and in long steps without."""
+    names = ["", *(f"a{number}" for number in range(8))]
+    mx.random.seed(5)
+    widths = {"self_attn.q_proj": (128, 256), "self_attn.o_proj": (256, 128), "mlp.up_proj": (128, 128)}
+    loras = [
+        Lora(
+            name,
+            name,
+            {
+                (layer, module): Pair(
+                    0.1 * mx.random.normal((inputs, rank)), 0.1 * mx.random.normal((rank, outputs))
+                )
+                for layer in range(2)
+                for module, (inputs, outputs) in widths.items()
+            },
+        )
+        for rank, name in enumerate(names[1:], start=2)
+    ]
+    rows = [
+        replace(row, adapter=names[row.row % 9], cache_scope=names[row.row % 9]) for row in requests(10, 24)
+    ]
+    wanted, plain = Run(), Run()
+    for adapted, run in ((True, wanted), (False, plain)):
+        runner = SlotRunner(DecoderModel(weights, PlainOps()), CONTEXT)
+        engine = make_engine(runner, context_tokens=CONTEXT, adapters=LoadedAdapters(runner, loras))
+        engine.insert(rows if adapted else [replace(row, adapter="", cache_scope="") for row in rows])
+        finish(engine, run)
+    differ = [row.row for row in rows if wanted.ids(row.row) != plain.ids(row.row)]
+    assert len(differ) >= 6
+    runner = SlotRunner(DecoderModel(weights, CudaOps(), replays=True), CONTEXT)
+    engine = make_engine(runner, context_tokens=CONTEXT, adapters=LoadedAdapters(runner, loras))
+    run = live(engine, rows, removed=3, parked=4)
+    assert run.failures == []
+    others = [number for number in range(10) if number != 3]
+    assert [run.ids(number) for number in others] == [wanted.ids(number) for number in others]
+    assert run.ids(3) == wanted.ids(3)[: len(run.ids(3))]

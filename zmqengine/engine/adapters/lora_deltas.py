@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
@@ -14,7 +15,7 @@ from zmqengine.engine.adapters.projections import common_name, edited
 from zmqengine.engine.models.architecture import DecoderWeights
 from zmqengine.engine.models.layers import Linear
 from zmqengine.engine.models.model_runner import RowPiece
-from zmqengine.engine.models.ops import by_look_up
+from zmqengine.engine.models.ops import by_look_up, factor_type
 from zmqengine.engine.models.tree import mapped, parts_of
 from zmqengine.errors import ModelLoadError
 
@@ -124,6 +125,13 @@ class Deltas:
         """See `AddedProducts`."""
         return mx.array(self._numbers)
 
+    @functools.cached_property
+    def _runs(self) -> list[tuple[int, slice]]:
+        """Neighbouring tokens of one adapter."""
+        ends = [*(np.flatnonzero(np.diff(self._numbers)) + 1), len(self._numbers)]
+        runs = [(int(self._numbers[start]), slice(start, end)) for start, end in pairwise([0, *ends])]
+        return [(number, tokens) for number, tokens in runs if number]
+
     def chosen(self, tokens: Any) -> Deltas:
         """The products for some of the tokens, by their indices."""
         return Deltas(self._numbers[np.asarray(tokens)])
@@ -134,13 +142,14 @@ class Deltas:
         if down is None or up is None:
             return outputs
         if isinstance(inputs, np.ndarray):
-            for number in np.unique(self._numbers[self._numbers > 0]):
-                own = self._numbers == number
-                outputs[own] += (inputs[own] @ down[number]) @ up[number]
+            for number, tokens in self._runs:
+                outputs[tokens] += (inputs[tokens] @ down[number]) @ up[number]
             return outputs
         if self._is_one:
             number = int(self._numbers[0])
-            return mx.addmm(outputs, inputs @ down[number], up[number])
+            if down.dtype == outputs.dtype:
+                return mx.addmm(outputs, inputs @ down[number], up[number])
+            return outputs + ((inputs @ down[number]) @ up[number]).astype(outputs.dtype)
         return outputs + by_look_up(inputs, linear, self.looked_up)
 
 
@@ -163,7 +172,7 @@ def _with_factors(linear: Linear, count: int, given: Sequence[Pair | None], widt
     if not rank and linear.down is None:
         return linear
     experts = tuple(linear.weight.shape[:-2])
-    dtype = mx.float32 if isinstance(linear.weight, np.ndarray) else linear.dtype
+    dtype = mx.float32 if isinstance(linear.weight, np.ndarray) else factor_type(linear.dtype)
     down, up = _factors(linear, given, widths, dtype)
     if linear.down is None or linear.up is None:
         most = rank

@@ -373,12 +373,17 @@ def product(inputs: mx.array, linear: Linear) -> mx.array:
     return inputs @ weights if linear.bias is None else mx.addmm(linear.bias, inputs, weights)
 
 
+def factor_type(dtype: mx.Dtype) -> mx.Dtype:
+    """The type of adapters' factors for weights of this one: on a CPU gathered products are of float32 alone."""
+    return mx.float32 if mx.default_device() == mx.cpu else dtype
+
+
 def by_look_up(inputs: mx.array, linear: Linear, numbers: mx.array) -> mx.array:
     """The product that the adapter of each token adds, by its number."""
     assert linear.down is not None, "a product without factors is not adapted"
     assert linear.up is not None, "factors come in pairs"
-    narrow = mx.gather_mm(inputs[:, None], linear.down, rhs_indices=numbers)
-    return mx.gather_mm(narrow, linear.up, rhs_indices=numbers)[:, 0]
+    narrow = mx.gather_mm(inputs.astype(linear.down.dtype)[:, None], linear.down, rhs_indices=numbers)
+    return mx.gather_mm(narrow, linear.up, rhs_indices=numbers)[:, 0].astype(inputs.dtype)
 
 
 def experts_by_look_up(inputs: mx.array, linear: Linear, chosen: mx.array, numbers: mx.array) -> mx.array:
@@ -386,8 +391,8 @@ def experts_by_look_up(inputs: mx.array, linear: Linear, chosen: mx.array, numbe
     assert linear.down is not None, "a product without factors is not adapted"
     assert linear.up is not None, "factors come in pairs"
     both = numbers * linear.down.shape[1] + chosen.astype(numbers.dtype)
-    narrow = mx.gather_mm(inputs, linear.down.flatten(0, 1), rhs_indices=both)
-    return mx.gather_mm(narrow, linear.up.flatten(0, 1), rhs_indices=both)
+    narrow = mx.gather_mm(inputs.astype(linear.down.dtype), linear.down.flatten(0, 1), rhs_indices=both)
+    return mx.gather_mm(narrow, linear.up.flatten(0, 1), rhs_indices=both).astype(inputs.dtype)
 
 
 def quantised_product(inputs: mx.array, linear: Linear) -> mx.array:
