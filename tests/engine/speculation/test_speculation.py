@@ -103,7 +103,13 @@ def test_rows_that_come_and_go_and_draft_make_the_tokens_that_they_make_alone(na
 
 @pytest.mark.parametrize(
     ("is_right", "count", "tokens"),
-    [(False, ROWS, TOKENS), (True, ROWS, TOKENS), pytest.param(True, 64, 200, marks=pytest.mark.slow)],
+    [
+        (False, ROWS, TOKENS),
+        (True, ROWS, TOKENS),
+        pytest.param(True, 33, 60, marks=pytest.mark.slow),
+        # As many steps again as all other tests of drafts.
+        pytest.param(True, 64, 200, marks=pytest.mark.weekly),
+    ],
 )
 def test_rows_that_come_and_go_and_draft_by_a_head_make_the_tokens_that_they_make_alone(
     is_right, count, tokens
