@@ -57,6 +57,17 @@ def check_forced(forced: Sequence[int], max_tokens: int | None, *, constrained: 
         raise BadRequest(f"forced: {len(forced)} tokens are more than max_tokens {max_tokens}")
 
 
+def check_keep(keep: float | None, *, allowed: bool, images: bool, pin: bool) -> None:
+    """Raise `BadRequest` for a share of the prompt to read that the worker cannot choose."""
+    if keep is None:
+        return
+    if not allowed:
+        raise BadRequest("prefill_keep: this worker has no draft model to choose tokens with (--draft)")
+    if images or pin:
+        beside = "images" if images else "pin"
+        raise BadRequest(f"prefill_keep: a prompt with {beside} is read whole; leave one of them out")
+
+
 class MarkerTokens(Protocol):
     """Tokens of a bound on reasoning."""
 

@@ -41,6 +41,14 @@ def test_a_worker_of_vectors_keeps_every_rule_of_them() -> None:
         assert {outcome.rule.says: outcome.problem for outcome in outcomes if outcome.problem} == {}
 
 
+def test_a_worker_that_reads_prompts_in_part_keeps_every_rule_of_inserts() -> None:
+    """The same part of them after `emitted`, and never beside a pin."""
+    with FakeWorker(FakeEngineConfig(keeps=True)) as worker:
+        outcomes = list(check(worker.address, answer_s=START_S, only="I insert"))
+    assert any("prefill_keep" in outcome.rule.says for outcome in outcomes)
+    assert {outcome.rule.says: outcome.problem for outcome in outcomes if outcome.problem} == {}
+
+
 def test_a_worker_that_sees_keeps_every_rule_of_images() -> None:
     """Images by contents, for their scope, and again when they are gone."""
     with FakeWorker(FakeEngineConfig(vision=True)) as worker:

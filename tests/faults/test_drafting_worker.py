@@ -94,6 +94,32 @@ def test_a_drafter_in_a_directory_changes_no_token(
             assert numbers == (proposed, accepted)
 
 
+def test_a_prompt_that_is_read_in_part_survives_a_kill(
+    make_worker: Callable[..., WorkerProcess], tmp_path: Path
+) -> None:
+    """The next worker chooses the same tokens of it, so the stream goes on with the same output."""
+    model = str(save_model(tmp_path / "model"))
+    draw = random.Random(3)
+    prompt = [draw.randrange(5, 300) for _ in range(700)]
+    asked: Any = {"max_tokens": 1200, "ignore_eos": True, "prefill_keep": 0.5}
+    worker = make_worker(None, model=model, draft=model, restarts_max=20, restart_wait_ms=1)
+    with worker.client() as client:
+        # A stream may end before the kill arrives; then the next one is tried.
+        for seed in range(20):
+            wanted = client.generate_tokens(prompt, seed=seed, temperature=0.8, **asked).read()
+            assert 350 <= wanted.kept_tokens < 350 + 32
+            stream = client.generate_tokens(prompt, seed=seed, temperature=0.8, **asked)
+            next(stream)
+            worker.kill_engine()
+            survived = stream.read()
+            assert survived.tokens == wanted.tokens
+            assert survived.kept_tokens in (wanted.kept_tokens, 0)
+            if survived.resumed:
+                break
+        assert survived.resumed
+        assert survived.kept_tokens == wanted.kept_tokens
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_32_drafting_streams_lose_and_change_nothing_over_many_kills(

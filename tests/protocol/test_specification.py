@@ -187,7 +187,7 @@ def _bounds_of(notation: str) -> dict[str, float]:
         found.update(ge=float(exact[1]), le=float(exact[1]))
     if notation.startswith("uint"):
         found.setdefault("ge", 0.0)
-    if "lt" in found:
+    if "lt" in found and not notation.startswith("float"):
         found["le"] = found.pop("lt") - 1
     return found
 

@@ -101,6 +101,7 @@ class Harness:
             texts_max=TEXTS_MAX if info.makes_vectors else 0,
             images_max=0 if info.vision is None else IMAGES_MAX,
             image_patches_max=info.image_patches_max,
+            prefill_keep=info.prefill_keep,
         )
         context = WorkerContext(
             self.config,

@@ -141,6 +141,26 @@ def _prediction(make: Make) -> None:
             expect(again == plain, f"a {name} prediction gives another output")
 
 
+@rule(
+    "I insert", "with prefill_keep a part of the prompt is read, after `emitted` the same; or it is refused"
+)
+def _prefill_keep(make: Make) -> None:
+    front_end = make().open_session()
+    if not front_end.welcome["limits"].get("prefill_keep"):
+        front_end.refused(front_end.insert("a", prefill_keep=0.5), "bad_request")
+        return
+    prompt = list(range(1, 9)) * 16
+    for wrong in (0.0, 1.0):
+        front_end.refused(front_end.insert("wrong", prompt, prefill_keep=wrong), "bad_request")
+    front_end.refused(front_end.insert("pinned", prompt, prefill_keep=0.5, pin=True), "bad_request")
+    whole, end = front_end.generate("a", prompt, max_tokens=12, seed=3, prefill_keep=0.5)
+    expect(end["prompt_tokens"] == len(prompt), "prompt_tokens are not those of the whole prompt")
+    expect(0 < end.get("kept_tokens", 0) < len(prompt), "kept_tokens do not say what was read")
+    expect(not end.get("cached_tokens"), "some of the prompt was taken from the prompt cache")
+    rest, _ = front_end.generate("b", prompt, max_tokens=12, seed=3, prefill_keep=0.5, emitted=whole[:5])
+    expect(whole[:5] + rest == whole, "after 5 tokens it goes on as another output")
+
+
 @rule("I insert", "forced output comes as it was given, with log-probabilities, and the row goes on after it")
 def _forced(make: Make) -> None:
     front_end = make().open_session()

@@ -56,7 +56,9 @@ class RowRequest:
     they are given instead of sampled: they are prefilled with the prompt and reported like sampled ones, except those
     in `emitted`. Of these only the last one that `max_tokens` allows ends the row; `max_tokens` is at least their
     number. Their log-probabilities are the model's own, before bias and penalties. A row with a `grammar` has none.
-    `adapter`: one of the model's by name, empty for none; rows of one `cache_scope` have the same.
+    `adapter`: one of the model's by name, empty for none; rows of one `cache_scope` have the same. With
+    `prefill_keep` the model reads about that share of the prompt, the tokens that the draft model finds important; such
+    a row has no images, is not pinned, and neither reads the prefix cache nor enters it.
     """
 
     row: int
@@ -76,6 +78,7 @@ class RowRequest:
     images: Sequence[RowImage] = ()
     forced: Sequence[int] = ()
     adapter: str = ""
+    prefill_keep: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +121,15 @@ class RowPrefill(NamedTuple):
     """Progress of one row's prefill: `done` of `total` tokens, `cached` of them from the prefix cache.
 
     `total` is prompt, `emitted` and the rest of `forced`. `cached` is at most `total` - 1: the last token is the input
-    of the first decode step, so `total` - 1 - `cached` tokens are prefilled.
+    of the first decode step, so `total` - 1 - `cached` tokens are prefilled. `kept`: tokens of a prompt that is read
+    in part, all that `total` counts of it; 0 of every other prompt.
     """
 
     row: int
     done: int
     total: int
     cached: int
+    kept: int = 0
 
 
 class RowVectors(NamedTuple):
@@ -185,8 +190,8 @@ class StepResult:
     drafts: list[RowDraft] = field(default_factory=list)
     vectors: list[RowVectors] = field(default_factory=list)
     forced: int = 0
-    images_s: float = 0.0
-    """Seconds of this step for images."""
+    aside_s: float = 0.0
+    """Seconds of this step for images, and for prompts that the draft model reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +201,7 @@ class ModelInfo:
     A model that is not `batchable` is served row by row: the engine's `rows_max` is 1 then. `generates`: it takes
     `RowRequest`s. `dimensions` of its embeddings and `labels` of its scores are 0 where it makes none. `vision` is None
     for a model that sees no images, `image_patches_max` what one image may have for its tower's memory.
-    `adapters`: digests of their files, by name.
+    `adapters`: digests of their files, by name. `prefill_keep`: whether a row may have that.
     """
 
     name: str
@@ -211,6 +216,7 @@ class ModelInfo:
     vision: VisionCard | None = None
     image_patches_max: int = 0
     adapters: Mapping[str, str] = field(default_factory=dict)
+    prefill_keep: bool = False
 
     @property
     def makes_vectors(self) -> bool:

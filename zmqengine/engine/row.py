@@ -35,14 +35,16 @@ class Row:
     may provide. `is_finite`: its last logit was. `prefill_tokens`: length of prompt, `emitted` and forced tokens;
     `ids`: their ids, features of images by names of their contents; `features`: each image with the places of its
     features in the prompt. `positions` [3, tokens] of the tokens to prefill, where the model has three and the row has
-    images; `shift`: how far the positions behind them are ahead of the tokens. `offers`: blocks that become valid in
+    images, or where it reads a part of its `prompt`; `shift`: how far the positions behind them are ahead of the
+    tokens. `keep`: the share of the prompt to read, until `read_only` is called. `offers`: blocks that become valid in
     the prefix cache once the row's first logit is finite; `keys`: hashes of its blocks; `prefix`: what of it the prefix
     cache had when it was asked last. Prefill stops at `branches`, positions at which it keeps a checkpoint of the
     layers that cannot be cut. `first_forced`: index in `tokens` of the first forced token that was not emitted,
     `prefill_tokens` without any; `unreported`: number of forced tokens still to be reported. `sampled`: number of
     output tokens, the one in flight and forced ones included. A row with a `place` reads that text: it ends after
-    prefill. `reuses_prefix`: whether it may start from a cached prefix. `launched`: a step that samples its first token
-    was launched. `gone`: the row has ended, failed or been removed; results of a step in flight are dropped.
+    prefill. `reuses_prefix`: whether it may start from a cached prefix, `is_cacheable`: whether it may become one.
+    `launched`: a step that samples its first token was launched. `gone`: the row has ended, failed or been removed;
+    results of a step in flight are dropped.
     """
 
     __slots__ = (
@@ -59,8 +61,10 @@ class Row:
         "grammar",
         "id",
         "ids",
+        "is_cacheable",
         "is_finite",
         "is_pinned",
+        "keep",
         "key",
         "keys",
         "launched",
@@ -72,6 +76,7 @@ class Row:
         "prediction",
         "prefill_tokens",
         "prefix",
+        "prompt",
         "prompt_tokens",
         "reuses_prefix",
         "sampled",
@@ -97,10 +102,12 @@ class Row:
         self.id = request.row
         forced = request.forced[len(request.emitted) :]
         self.tokens = [*request.prompt, *request.emitted, *forced]
+        self.prompt = request.prompt
         self.prompt_tokens = len(request.prompt)
         self.prefill_tokens = len(self.tokens)
         self.place = place
-        self.reuses_prefix = True
+        self.keep = request.prefill_keep
+        self.reuses_prefix = self.is_cacheable = self.keep is None
         self.first_forced = self.prefill_tokens - len(forced)
         self.unreported = len(forced)
         self.sampled = self.prefill_tokens - self.prompt_tokens
@@ -152,6 +159,24 @@ class Row:
         """The matcher that may rule out tokens, from the next one to those of the widest verify block."""
         thinking = self._thinking_matcher
         return thinking if thinking is not None and thinking.is_near else self._grammar_matcher
+
+    @property
+    def kept(self) -> int:
+        """Tokens of a prompt that is read in part; 0 of every other."""
+        return 0 if self.is_cacheable else self.prompt_tokens
+
+    def read_only(self, kept: np.ndarray) -> None:
+        """Read these tokens of the prompt alone, by index, at their own positions; the output stays behind all."""
+        skipped = self.prompt_tokens - len(kept)
+        behind = np.arange(self.prompt_tokens, len(self.tokens))
+        chosen = np.concatenate([kept, behind]).astype(np.int32)
+        self.tokens = [self.tokens[index] for index in chosen]
+        self.ids = self.ids[chosen]
+        self.positions, self.shift = np.tile(chosen, (3, 1)), skipped
+        self.prompt_tokens -= skipped
+        self.prefill_tokens -= skipped
+        self.first_forced -= skipped
+        self.keep = None
 
     def keep_matcher(self) -> None:
         """Leave the matcher to the row that resumes this one, which would otherwise follow the output again."""

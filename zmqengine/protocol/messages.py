@@ -49,6 +49,7 @@ CacheScope = Literal["session", "key", "shared"]
 CacheSalt = Annotated[str, Meta(max_length=64)]
 """The name of a part of a scope; empty for the whole."""
 AdapterName = Annotated[str, Meta(max_length=128)]
+PrefillKeep = Annotated[float, Meta(gt=0.0, lt=1.0)]
 ADAPTER_FACT = "adapter "
 """Begins the names of a status's facts that are directories of adapters."""
 RequestState = Literal["queued", "running", "ended"]
@@ -124,6 +125,8 @@ class Limits(Struct, frozen=True):
     """How many images an insert may have. 0: the model sees none."""
     image_patches_max: int = 0
     """Patches of one image."""
+    prefill_keep: bool = False
+    """Whether an insert may have `prefill_keep`: there is a draft model that chooses tokens of a prompt."""
 
 
 class ModelCard(Struct, frozen=True):
@@ -172,7 +175,8 @@ class End(Struct, frozen=True, omit_defaults=True):
     """The terminal answer of an accepted request. `code` says what kind of `error` it was, where that is known.
 
     It was `queue_ms` until it had a row, `prefill_ms` more until its first token, and `decode_ms` more until its end.
-    `drafts` are tokens proposed and accepted, by who proposed them.
+    `drafts` are tokens proposed and accepted, by who proposed them. `kept_tokens`: those of the prompt that the model
+    has read, with `prefill_keep`.
     """
 
     finish: Finish
@@ -184,6 +188,7 @@ class End(Struct, frozen=True, omit_defaults=True):
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
     drafts: dict[str, tuple[int, int]] = {}
+    kept_tokens: int = 0
 
 
 class TokenRow(Struct, frozen=True, array_like=True):
@@ -298,6 +303,7 @@ class Insert(Message, frozen=True, forbid_unknown_fields=True):
     images: Annotated[list[ImageRef], Meta(max_length=IMAGES_MAX)] = []
     forced: list[TokenId] = []
     adapter: AdapterName = ""
+    prefill_keep: PrefillKeep | None = None
 
 
 class Image(Message, frozen=True, forbid_unknown_fields=True):

@@ -118,7 +118,7 @@ class Batch:
         self._settle(result)
         # A row decodes one token, and its accepted draft tokens.
         rows = max(1, report.tokens - sum(draft.accepted for draft in result.drafts))
-        prefill_tokens_per_s = self._scheduler.note_step(report.tokens, rows, step_ns / 1e9 - result.images_s)
+        prefill_tokens_per_s = self._scheduler.note_step(report.tokens, rows, step_ns / 1e9 - result.aside_s)
         self._lifecycle.prompt_disk.note_prefill(prefill_tokens_per_s)
         return step_ns
 

@@ -258,7 +258,7 @@ class Lifecycle:
             self.images.release(request.images, request.cache_scope)
         phases_ms = self._counters.latencies.phases_ms(request)
         facts = (request.prompt_tokens, request.cached_tokens, code, *phases_ms, request.drafts)
-        request.finish(End(finish, message, *facts))
+        request.finish(End(finish, message, *facts, request.kept_tokens))
         self._outgoing.ended(request)
         self._counters.count_end(finish)
         self._counters.latencies.ended(request)

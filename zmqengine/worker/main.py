@@ -193,6 +193,7 @@ class Worker:
             texts_max=TEXTS_MAX if info.makes_vectors else 0,
             images_max=0 if info.vision is None else IMAGES_MAX,
             image_patches_max=patches_max,
+            prefill_keep=info.prefill_keep,
         )
         self._shared_status.limits = limits
         self._shared_status.tokenizer = opened.tokenizer

@@ -62,7 +62,8 @@ class Completion(Struct, frozen=True):
     also finishes with `length` if a call was cut or malformed: `tool_calls` has whole ones alone. `resumed` counts the
     worker deaths that the stream has survived. `message` says more about a failure. The worker's times are: in the
     queue, from there to the first token, and from there to the end; for a resumed stream, since the resume. So are
-    `drafts`: draft tokens proposed and accepted, by their source.
+    `drafts`: draft tokens proposed and accepted, by their source. With `prefill_keep` the model has read `kept_tokens`
+    of the prompt.
     """
 
     finish: str
@@ -79,6 +80,7 @@ class Completion(Struct, frozen=True):
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
     drafts: dict[str, tuple[int, int]] = {}
+    kept_tokens: int = 0
     reasoning: str = ""
     tool_calls: list[ToolCall] = []
 

@@ -16,6 +16,7 @@ from zmqengine.request_rules import (
     NO_CONSTRAINT,
     check_context,
     check_forced,
+    check_keep,
     check_min_tokens,
     check_token_ids,
     marker_ids,
@@ -252,6 +253,8 @@ def refusal(request: Request, limits: Limits, model: ModelCard | None) -> ZmqEng
         if options.thinking_max is not None and not limits.thinking_max:
             return BadRequest("this worker does not support the option thinking_max")
         check_min_tokens(options.sampling, options.max_tokens)
+        allowed = limits.prefill_keep
+        check_keep(options.prefill_keep, allowed=allowed, images=bool(request.images), pin=options.pin)
         check_forced(options.forced, options.max_tokens, constrained=options.constraint is not None)
         if model is not None:
             check_token_ids(

@@ -42,7 +42,8 @@ class Options(SamplingOptions, total=False):
     output, such as a file before a change, whose tokens are verified as drafts: token ids, or a text with `generate`
     and `chat`. It is cut to the worker's limit. `forced` token ids are the given beginning of the output, not sampled;
     with `logprobs` their probabilities are reported. `max_tokens` counts them. `adapter` names a LoRA adapter of the
-    worker's.
+    worker's. With `prefill_keep` the model reads about that share of the prompt, chosen by the worker's draft model:
+    the first token comes sooner, and the output is another one.
     """
 
     max_tokens: int | None
@@ -65,6 +66,7 @@ class Options(SamplingOptions, total=False):
     prediction: Sequence[int] | str
     forced: Sequence[int]
     adapter: str
+    prefill_keep: float | None
     request_id: str | None
 
 
@@ -89,6 +91,7 @@ class RequestOptions(Struct, frozen=True, kw_only=True):
     prediction: Sequence[int] | str = ()
     forced: Sequence[int] = ()
     adapter: str = ""
+    prefill_keep: float | None = None
     shape: object = None
     """The type or JSON schema given as `schema`."""
 
@@ -151,6 +154,7 @@ def insert_of(options: RequestOptions) -> Insert:
         prediction=[] if isinstance(options.prediction, str) else list(options.prediction),
         forced=list(options.forced),
         adapter=options.adapter,
+        prefill_keep=options.prefill_keep,
     )
 
 

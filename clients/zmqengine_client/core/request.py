@@ -136,6 +136,7 @@ class Request:
             prefill_ms=end.prefill_ms if end is not None else 0.0,
             decode_ms=end.decode_ms if end is not None else 0.0,
             drafts=end.drafts if end is not None else {},
+            kept_tokens=end.kept_tokens if end is not None else 0,
         )
 
     def failure(self) -> ZmqEngineError | None:

@@ -96,7 +96,7 @@ class Usage:
 
     A prompt counts once, however many choices it has. `completion` counts every generated token, reasoning
     and end tokens included. `drafted` counts draft tokens, `drafted_accepted` those of them that were
-    accepted. The times are those of the slowest choice.
+    accepted. `kept` are the tokens of prompts that were read in part. The times are those of the slowest choice.
     """
 
     prompt: int = 0
@@ -105,9 +105,15 @@ class Usage:
     reasoning: int = 0
     drafted: int = 0
     drafted_accepted: int = 0
+    kept: int = 0
     queue_ms: float = 0.0
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
+
+    @property
+    def kept_document(self) -> dict[str, int]:
+        """`kept` as an extension of each API's usage; nothing where every prompt was read whole."""
+        return {"kept_tokens": self.kept} if self.kept else {}
 
     def take_times(self, queue_ms: float, prefill_ms: float, decode_ms: float) -> None:
         """Keep the times of a choice if it is the slowest so far."""

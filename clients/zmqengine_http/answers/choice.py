@@ -142,6 +142,7 @@ class ChoiceStream:
         if prompt:
             usage.prompt += self._prompt_tokens
             usage.cached += result.cached_tokens
+            usage.kept += result.kept_tokens
 
     def _stop_token(self) -> int | None:
         """The request's own stop token that ended the choice, or None."""

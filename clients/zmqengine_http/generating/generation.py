@@ -41,7 +41,7 @@ class GenerationOptions(Struct, frozen=True, kw_only=True):
     alternatives per token. `n`: choices per prompt. `prediction`: token ids that the output may resemble
     (draft tokens). `cache_key`: requests with one key go to one worker. `cache_scope`: who may reuse the
     prompt's KV blocks there; `pin` exempts them from eviction. `constraint`: the grammar that the output must
-    follow. `thinking_max`: the bound on its reasoning.
+    follow. `thinking_max`: the bound on its reasoning. `prefill_keep`: the share of the prompt that is read.
     """
 
     sampling: SamplingOptions = {}
@@ -60,6 +60,7 @@ class GenerationOptions(Struct, frozen=True, kw_only=True):
     constraint: Constraint | None = None
     thinking_max: ThinkingMax | None = None
     prediction: list[int] = []
+    prefill_keep: float | None = None
 
 
 def no_splitter(prompt: Prompt) -> TextSplitter | None:
@@ -236,6 +237,7 @@ def make_options(asked: GenerationOptions, model: Model, *, default_temperature:
         constraint=asked.constraint,
         thinking_max=asked.thinking_max,
         prediction=asked.prediction,
+        prefill_keep=asked.prefill_keep,
         adapter=model.adapter,
     )
     options.update(cast(Options, asked.sampling))

@@ -1096,6 +1096,7 @@ def test_an_open_end_is_left_to_a_worker_that_takes_one(max_tokens: int | None, 
         ({"cache_scope": "key"}, {"cache_scope": "session"}),
         ({"pin": True}, {"cache_scope": "session"}),
         ({"speculate": False}, {"speculation": True}),
+        ({"prefill_keep": 0.5}, {"prefill_keep": True}),
     ],
 )
 def test_an_older_worker_is_not_asked_for_what_it_cannot_do(

@@ -14,7 +14,7 @@ import pytest
 from tests.support import cuda_kernels
 from tests.support.calls import calls_of
 from tests.support.models import LLAMA, build_model
-from zmqengine.engine.cuda import attention, kernel
+from zmqengine.engine.cuda import attention, kernel, slot_attention
 from zmqengine.engine.cuda.cuda_ops import CudaOps
 from zmqengine.engine.cuda.slot_attention import CudaAttention
 from zmqengine.engine.host.backend import on_cuda
@@ -136,6 +136,22 @@ def by_mlx(heads: HeadShape, pieces: Sequence[PlacedPiece], product: mx.array) -
     layout = MlxAttention([heads], [0])
     qkv = PlainOps().rotate(product[:tokens], heads, mx.array(positions.astype(np.int32)))
     return layout.attend(layout.begin(pieces, tokens), 0, qkv)
+
+
+def test_tokens_of_a_prompt_that_is_read_in_part_have_their_own_positions() -> None:
+    """Others follow each other, ahead of their columns by a shift or not."""
+    slots = Slots([KVShape(2, 64, mx.float16)], CONTEXT)
+    pieces = [
+        PlacedPiece(slots.take(64), 3, 2, 7),
+        PlacedPiece(slots.take(64), 4, 3, positions=np.array([9, 10, 40])),
+        PlacedPiece(slots.take(64), 0, 1),
+    ]
+    table = np.array(
+        [(piece.slot.index, piece.start, piece.count, piece.shift) for piece in pieces], np.int32
+    )
+    places = slot_attention._places(np.zeros(3, np.int32), table, 8, pieces)
+    assert places[:, 3].tolist() == [10, 11, 9, 10, 40, 0, -1, -1]
+    assert places[:, 2].tolist() == [3, 4, 4, 5, 6, 0, -1, -1]
 
 
 def host(array: mx.array) -> np.ndarray:

@@ -73,6 +73,7 @@ VALUES: dict[str, Any] = {
     "output_config": {"effort": "low"},
     "output_format": {"type": "json_schema", "schema": SCHEMA},
     "prediction": {"type": "content", "content": "abc"},
+    "prefill_keep": 0.5,
     "previous_response_id": "resp_absent",
     "prompt": "b",
     "reasoning": {"effort": "low"},

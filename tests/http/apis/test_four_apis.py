@@ -110,11 +110,12 @@ DEFAULTS: dict[str, Any] = {
     # SPEC's.
     "stop_token_ids": [], "ignore_eos": False, "logprobs": None, "seed": None, "priority": 0,
     "deadline_ms": None, "cache_scope": None, "cache_salt": "", "pin": False, "constraint": None, "prediction": [],
+    "prefill_keep": None,
 }  # fmt: skip
 GIVEN = {
     "temperature": (0.0, 0.0), "top_p": (1.0, 1.0), "top_k": (0, 0), "max_tokens": (7, 7), "seed": (5, 5),
     "min_p": (0.5, 0.5), "priority": (3, 3), "repetition_penalty": (1.5, 1.5), "pin": (True, True),
-    "cache_scope": ("key", "key"),
+    "cache_scope": ("key", "key"), "prefill_keep": (0.5, 0.5),
 }  # fmt: skip
 """The value of each field that is sent, and the one that reaches the worker."""
 
@@ -220,6 +221,7 @@ BOUNDS = {
     "n": lambda api: ([1, 128], [0, 129]),
     "seed": lambda api: ([-(2**63), 2**63 - 1], [2**63, "x"]),
     "pin": lambda api: ([True, False], ["yes", 1]),
+    "prefill_keep": lambda api: ([0.01, 0.99], [0, 1, -0.5, "half"]),
     "stream": lambda api: ([False], ["yes"]),
     "cache_scope": lambda api: (["shared", "key", "session"], ["all", 1]),
     "min_p": lambda api: ([0, 1], [-0.1, 1.1]),

@@ -181,6 +181,17 @@ def test_short_prompts_and_what_is_not_there_start_at_once(harness: DiskHarness)
     assert harness.disk.reading == 0
 
 
+def test_a_prompt_that_is_read_in_part_is_not_looked_for(
+    make_disk_harness: Callable[..., DiskHarness],
+) -> None:
+    """Its row would take nothing of it from memory."""
+    harness = make_disk_harness(keeps=True)
+    front_end = harness.front_end()
+    front_end.accepted("part", LONG, prefill_keep=0.5)
+    harness.run_until(lambda: front_end.read() or len(front_end.ends) == 1)
+    assert harness.disk.reading == 0
+
+
 def test_a_disk_that_fails_costs_no_request(harness: DiskHarness) -> None:
     """The prompt is computed instead."""
     harness.disk.failing = True

@@ -91,7 +91,10 @@ class CudaAttention:
             # A block whose warps have queries of their own counts for each.
             warps = len(own) + (attention.WARPS - 1) * int(own[:, -1].sum())
             kind.append((len(own), _parts(reading, warps, table[:, 1] + table[:, 2], table[:, 2])))
-        flat = [_places(pool_numbers, table, tokens).ravel(), *(each.ravel() for each in tiles.values())]
+        flat = [
+            _places(pool_numbers, table, tokens, pieces).ravel(),
+            *(each.ravel() for each in tiles.values()),
+        ]
         numbers = resident(mx.array(np.concatenate(flat)))
         ends = np.cumsum([len(part) for part in flat]).tolist()
         places, *tables = (numbers[end - len(part) : end] for part, end in zip(flat, ends, strict=True))
@@ -171,7 +174,9 @@ def _corners(pool: SlotPool) -> list[list[mx.array]]:
     return corners
 
 
-def _places(pool_numbers: np.ndarray, table: np.ndarray, tokens: int) -> np.ndarray:
+def _places(
+    pool_numbers: np.ndarray, table: np.ndarray, tokens: int, pieces: Sequence[PlacedPiece]
+) -> np.ndarray:
     """SlotPool, slot, column and position of each token."""
     places = np.full((tokens, _PLACE), -1, np.int32)
     counts = table[:, 2]
@@ -182,6 +187,9 @@ def _places(pool_numbers: np.ndarray, table: np.ndarray, tokens: int) -> np.ndar
     places[:total, 1] = np.repeat(table[:, 0], counts)
     places[:total, 2] = np.repeat(table[:, 1], counts) + ahead
     places[:total, 3] = places[:total, 2] + np.repeat(table[:, 3], counts)
+    for piece, begin in zip(pieces, begins.tolist(), strict=True):
+        if piece.positions is not None:
+            places[begin : begin + piece.count, 3] = piece.positions
     return places
 
 

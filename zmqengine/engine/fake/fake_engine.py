@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import threading
 import time
 from array import array
@@ -78,7 +79,8 @@ class FakeEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     parameters has about 147,000 bytes a token.
 
     With `vision` it sees: its tokens depend on the contents of images, each of which takes a step of its own before its
-    row begins, once in a scope. They depend on the adapter of a row, too, which is one of `adapters`.
+    row begins, once in a scope. They depend on the adapter of a row, too, which is one of `adapters`. With `keeps`
+    rows may read a share of their prompt, its last tokens, on which the output depends then.
 
     With `dimensions` it makes embeddings and with `labels` scores, of `prefill_chunk` tokens of text a step; one that
     does not generate is a `FakeVectorEngine`.
@@ -100,6 +102,7 @@ class FakeEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     labels: int = 0
     vision: bool = False
     adapters: tuple[str, ...] = ()
+    keeps: bool = False
     faults: tuple[FakeFault, ...] = ()
 
     @classmethod
@@ -125,6 +128,7 @@ class FakeEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             vision=FAKE_CARD if self.vision else None,
             image_patches_max=FAKE_CARD.patches_max if self.vision else 0,
             adapters={name: name for name in self.adapters},
+            prefill_keep=self.keeps,
         )
 
 
@@ -260,7 +264,7 @@ class FakeEngine:
             self._prompt_cache.forget(id_)
             if row is not None:
                 self._strike("remove", row)
-                self._prompt_cache.store(row.tokens[: row.reusable], row.request.cache_scope)
+                self._keep(row)
 
     def park(self, row: int) -> int:
         """Take a row out; it is kept if all of it fits the prompt cache."""
@@ -270,6 +274,8 @@ class FakeEngine:
         if parked is None:
             return 0
         self._strike("park", parked)
+        if parked.kept:
+            return 0
         return self._prompt_cache.park(row, parked.tokens, parked.reusable, parked.request.cache_scope)
 
     def reset(self, *, keep_prompts: bool = False) -> None:
@@ -351,6 +357,8 @@ class FakeEngine:
             raise ValueError(f"all {self.config.rows_max} rows are taken")
         row = _Row(request)
         row.check(self.config)
+        if row.kept and not self.config.keeps:
+            raise ValueError("prefill_keep needs a draft model")
         if self._strike("insert", row):
             raise ValueError("fake fault at insert")
         return row
@@ -379,6 +387,11 @@ class FakeEngine:
             result.drafts.append(RowDraft(request.row, "prediction", 1, int(is_right)))
         if stopped or full:
             del self._rows[request.row]
+            self._keep(row)
+
+    def _keep(self, row: _Row) -> None:
+        """Keep what a row leaves, unless it has read a part of its prompt."""
+        if not row.kept:
             self._prompt_cache.store(row.tokens[: row.reusable], row.request.cache_scope)
 
     def _look(self) -> None:
@@ -399,7 +412,8 @@ class FakeEngine:
                 continue
             if not row.begun and (budget or self.config.instant):
                 row.begun = True
-                row.cached = row.done = self._prompt_cache.take(row.tokens, row.request.cache_scope)
+                if not row.kept:
+                    row.cached = row.done = self._prompt_cache.take(row.tokens, row.request.cache_scope)
                 self._cached_tokens += row.cached
             taken = row.total - row.done if self.config.instant else min(row.total - row.done, budget)
             if not taken:
@@ -407,7 +421,7 @@ class FakeEngine:
             budget = max(0, budget - taken)
             row.done += taken
             self._prompt_tokens += taken
-            result.prefills.append(RowPrefill(row.request.row, row.done, row.total, row.cached))
+            result.prefills.append(RowPrefill(row.request.row, row.done, row.total, row.cached, row.kept))
             if row.request.pin and row.decoding:
                 self._prompt_cache.store(row.tokens[: row.total - 1], row.request.cache_scope, is_pinned=True)
             while self.config.instant and row.request.row in self._rows:
@@ -426,6 +440,10 @@ class _Row:
     """A request and how far it has come."""
 
     def __init__(self, request: RowRequest) -> None:
+        self.kept = 0
+        if request.prefill_keep is not None:
+            self.kept = math.ceil(len(request.prompt) * request.prefill_keep)
+            request = dataclasses.replace(request, prompt=request.prompt[-self.kept :])
         self.request = request
         self.index = len(request.emitted)
         self.tokens: Tokens = array("Q", _named(request))

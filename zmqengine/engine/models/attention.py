@@ -32,8 +32,9 @@ _COLUMN_STEPS = 4
 class PlacedPiece:
     """The `count` tokens of a piece, from column `start` of their slot on. `shift`: how far positions are ahead.
 
-    `verifies`: some of its tokens are draft tokens; `row` knows how many count once the step has landed. `sees_all`:
-    its tokens, at most `WIDTH_MAX`, see each other, not those before alone.
+    `positions`: those of its tokens, where they do not follow each other. `verifies`: some of its tokens are draft
+    tokens; `row` knows how many count once the step has landed. `sees_all`: its tokens, at most `WIDTH_MAX`, see each
+    other, not those before alone.
     """
 
     slot: Slot
@@ -43,6 +44,7 @@ class PlacedPiece:
     row: Row | None = None
     verifies: bool = False
     sees_all: bool = False
+    positions: np.ndarray | None = None
 
     def accepted(self) -> int:
         """Tokens of the piece that count."""

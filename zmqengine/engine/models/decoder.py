@@ -13,16 +13,23 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import mlx.core as mx
 import numpy as np
 
-from zmqengine.engine.models.architecture import Before, DecoderLayer, DecoderWeights, LayerInputs, Stream
+from zmqengine.engine.models.architecture import (
+    Before,
+    DecoderLayer,
+    DecoderWeights,
+    LayerInputs,
+    Mixer,
+    Stream,
+)
 from zmqengine.engine.models.attention import capped
-from zmqengine.engine.models.layers import Linear, Norm
+from zmqengine.engine.models.layers import HeadShape, Linear, Norm
 from zmqengine.engine.models.mixing import Mixing
-from zmqengine.engine.models.ops import AddedProducts, Ops, by_look_up
+from zmqengine.engine.models.ops import AddedProducts, Ops, PlainOps, by_look_up
 from zmqengine.engine.models.positions import Axes, angles
 from zmqengine.engine.models.tree import arrays_of, filled, kind_of
 
@@ -36,6 +43,8 @@ _TRACES_MAX = 128
 _ADAPTED_TOKENS_MAX = 64
 
 Traced = Callable[..., Sequence[Any]]
+Queries = dict[int, mx.array]
+"""Rotated queries [tokens, heads, dim] by layer."""
 
 
 class Inputs(NamedTuple):
@@ -92,23 +101,23 @@ class DecoderModel:
         hidden = self.ops.embed(self.ops.array(np.asarray(tokens).reshape(-1)), self.weights.embedding)
         return mx.array(hidden).reshape(*tokens.shape, -1)
 
-    def forward(self, inputs: Inputs, layout: Any) -> Passed:
+    def forward(self, inputs: Inputs, layout: Any, queries: Queries | None = None) -> Passed:
         """Hidden states of a step. `layout`: where the tokens lie, from `mixing.begin`.
 
-        With a tap after all layers, all tokens have to be wanted.
+        With a tap after all layers, all tokens have to be wanted. `queries` gets those of layers that see every column.
         """
         is_plain = inputs.embeddings is None and not inputs.deep and len(inputs.positions.shape) == 1
         is_short = inputs.deltas is None or inputs.tokens.shape[0] <= _ADAPTED_TOKENS_MAX
-        if self.replays and is_plain and is_short:
+        if self.replays and is_plain and is_short and queries is None:
             traces = self._traces if inputs.deltas is None else self._adapted_traces
             return traces.replay(inputs, layout)
         self.ops.deltas = inputs.deltas
         try:
-            return self._computed(inputs, layout)
+            return self._computed(inputs, layout, queries)
         finally:
             self.ops.deltas = None
 
-    def _computed(self, inputs: Inputs, layout: Any) -> Passed:
+    def _computed(self, inputs: Inputs, layout: Any, queries: Queries | None) -> Passed:
         ops, positions = self.ops, inputs.positions
         if len(positions.shape) == 2:
             assert self.axes is not None, "the model has three positions for a token"
@@ -121,6 +130,8 @@ class DecoderModel:
             before = layer.before(ops, stream, positions)
             if number in self.taps:
                 tapped.append(before.hidden)
+            if queries is not None and sees_every_column(layer.mixer):
+                queries[number] = _queries(before.mixing, layer.mixer, positions)
             mixed = self.mixing.mix(layout, number, before.mixing)
             beside = own[number] if own else ()
             if number == last:
@@ -144,6 +155,17 @@ class DecoderModel:
             if time.perf_counter() > until_s:
                 return
             self._traces.make_ahead(tokens)
+
+
+def sees_every_column(mixer: Mixer) -> TypeGuard[HeadShape]:
+    """Whether a layer attends to every column of a row."""
+    return isinstance(mixer, HeadShape) and mixer.window is None
+
+
+def _queries(mixing: Sequence[Any], heads: HeadShape, positions: Any) -> mx.array:
+    """Rotated queries [tokens, heads, dim] from the arguments of the mixing, which may be a joined product."""
+    rotated = mixing if len(mixing[0].shape) == 3 else PlainOps().rotate(mixing[0], heads, positions)
+    return mx.array(rotated[0])
 
 
 def begin(

@@ -15,7 +15,7 @@ from zmqengine.engine.kv.few_sizes import few_sizes
 from zmqengine.engine.kv.slots import Carry, KVShape, Slot, Slots
 from zmqengine.engine.models.architecture import DecoderWeights
 from zmqengine.engine.models.attention import WIDTH_MAX, PlacedPiece
-from zmqengine.engine.models.decoder import DecoderModel, Inputs
+from zmqengine.engine.models.decoder import DecoderModel, Inputs, Queries
 from zmqengine.engine.models.draft_head import (
     AnyHead,
     AnyWeights,
@@ -106,9 +106,14 @@ class SlotRunner:
         return self.blocks.build(parts, tokens, state, room)
 
     def forward(
-        self, pieces: Sequence[RowPiece], tokens: mx.array, width: int, seeing: FeatureSource | None = None
+        self,
+        pieces: Sequence[RowPiece],
+        tokens: mx.array,
+        width: int,
+        seeing: FeatureSource | None = None,
+        queries: Queries | None = None,
     ) -> Outputs:
-        """See `ModelRunner`."""
+        """See `ModelRunner`. `queries` gets those of the pieces, where the model has no head."""
         for piece in pieces:
             self._make_room(piece.row, piece.start + piece.count, piece.start)
         ops = self.decoder.ops
@@ -130,7 +135,7 @@ class SlotRunner:
         ):
             inputs = self._with_images(inputs, ordered, padded, seeing)
         if self.head is None:
-            return chosen.outputs(self.decoder, self.decoder.forward(inputs, layout).last)
+            return chosen.outputs(self.decoder, self.decoder.forward(inputs, layout, queries).last)
         return chosen.outputs(self.decoder, self._forward_with(self.head, ordered, inputs, layout))
 
     def _make_room(self, row: Row, tokens: int, computed: int) -> None:
@@ -451,7 +456,16 @@ def _mlx(array: Any) -> mx.array:
 
 def _placed(piece: RowPiece) -> PlacedPiece:
     row, start = piece.row, piece.start
-    return PlacedPiece(row.cache, start, piece.count, _shift(row, start), row, verifies=piece.samples > 1)
+    apart = row.positions is not None and start < row.prefill_tokens
+    return PlacedPiece(
+        row.cache,
+        start,
+        piece.count,
+        _shift(row, start),
+        row,
+        verifies=piece.samples > 1,
+        positions=_positions_of(piece)[0] if apart else None,
+    )
 
 
 def _order(piece: RowPiece) -> tuple[int, bool, int]:
@@ -467,24 +481,27 @@ def _begins(pieces: Sequence[RowPiece]) -> list[int]:
 
 def _positions(pieces: Sequence[RowPiece], padded: int) -> np.ndarray:
     """The position of each token, [tokens]."""
-    known = [piece.start + _shift(piece.row, piece.start) + np.arange(piece.count) for piece in pieces]
-    positions = np.concatenate(known)
+    positions = np.concatenate([_positions_of(piece)[0] for piece in pieces])
     return np.concatenate([positions, np.zeros(padded - len(positions), positions.dtype)]).astype(np.int32)
 
 
 def _three_positions(pieces: Sequence[RowPiece], padded: int) -> np.ndarray:
     """Three positions of each token, [3, tokens]."""
     positions = np.zeros((3, padded), np.int32)
-    begin = 0
-    for piece in pieces:
-        row, end = piece.row, piece.start + piece.count
-        within = slice(begin, begin + piece.count)
-        begin += piece.count
-        positions[:, within] = piece.start + row.shift + np.arange(piece.count)
-        if row.positions is not None and piece.start < row.prefill_tokens:
-            known = row.positions[:, piece.start : min(end, row.prefill_tokens)]
-            positions[:, within.start : within.start + known.shape[1]] = known
+    for piece, begin in zip(pieces, _begins(pieces), strict=True):
+        positions[:, begin : begin + piece.count] = _positions_of(piece)
     return positions
+
+
+def _positions_of(piece: RowPiece) -> np.ndarray:
+    """The positions of the tokens of a piece, [1, tokens] or [3, tokens]."""
+    row, end = piece.row, piece.start + piece.count
+    positions = np.arange(piece.start, end)[None] + row.shift
+    if row.positions is None or piece.start >= row.prefill_tokens:
+        return positions
+    known = row.positions[:, piece.start : min(end, row.prefill_tokens)]
+    behind = np.repeat(positions[:, known.shape[1] :], 3, axis=0)
+    return np.concatenate([known, behind], axis=1)
 
 
 def _shift(row: Row, start: int) -> int:

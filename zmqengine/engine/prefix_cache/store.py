@@ -105,8 +105,12 @@ class PrefixCache:
         return self._layout is not None and not self._layout.is_cut_anywhere
 
     def may_keep(self, row: Row) -> bool:
-        """Whether all tokens of `row` fit."""
-        return self._layout is not None and len(row.tokens) <= self._tokens_max(self._layout)
+        """Whether all tokens of `row` may be kept, and fit."""
+        return (
+            self._layout is not None
+            and row.is_cacheable
+            and len(row.tokens) <= self._tokens_max(self._layout)
+        )
 
     # --- lookup ---
 
@@ -151,7 +155,9 @@ class PrefixCache:
 
     def wants(self, row: Row) -> bool:
         """Whether the caches of `row` hold something that is not cached yet."""
-        if self.bytes_max <= 0 or row.computed_tokens < PREFIX_TOKENS_MIN or self._is_cached(row):
+        if not row.is_cacheable or self.bytes_max <= 0 or row.computed_tokens < PREFIX_TOKENS_MIN:
+            return False
+        if self._is_cached(row):
             return False
         self.counts["refused_not_possible_with_this_model"] += self._layout is None
         return self._layout is not None

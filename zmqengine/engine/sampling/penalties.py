@@ -114,7 +114,7 @@ class Penalties:
 
     def _mark_read(self, row: Row) -> np.ndarray:
         marks = np.zeros(self._vocab_size, np.bool_)
-        marks[row.tokens[: row.prompt_tokens]] = True
+        marks[row.prompt] = True
         return marks
 
     def _spread_bias(self, row: Row) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from zmqengine.engine.host.device_memory import logits_allowance
 from zmqengine.engine.load.loader import LoadedModel
 from zmqengine.engine.models.model_runner import ModelRunner
+from zmqengine.engine.models.slot_runner import SlotRunner
 from zmqengine.engine.options import Speculate
 from zmqengine.engine.sampling.draw import PLAIN_DRAW, Draw
 from zmqengine.engine.speculation.costs import WidthCosts
@@ -53,7 +54,7 @@ def open_draft_model(
     unlike = difference(target.tokenizer.tokenizer_json, loaded.tokenizer.tokenizer_json)
     if unlike:
         raise ModelLoadError(f"{loaded.info.name} cannot draft for {target.info.name}: {unlike}")
-    if not runner.rolls_back:
+    if not isinstance(runner, SlotRunner):
         raise ModelLoadError(
             f"{loaded.info.name} cannot draft: its caches cannot go back by some tokens (mlx-lm's code runs it)"
         )

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
+import numpy as np
 
 from zmqengine.engine.interface import RowRequest
-from zmqengine.engine.models.model_runner import ModelRunner, RowPiece
+from zmqengine.engine.models.decoder import Queries
+from zmqengine.engine.models.model_runner import RowPiece
+from zmqengine.engine.models.slot_runner import SlotRunner
 from zmqengine.engine.row import Row
 from zmqengine.engine.sampling.draw import PLAIN_DRAW, Draw, DrawPlan
 from zmqengine.engine.speculation.costs import measured_rows
+from zmqengine.engine.speculation.importance import LOOK_AHEAD, importance, kept_tokens
 from zmqengine.engine.speculation.source import WARM_UP_PROMPT, WIDTHS, ModelSource, TokenTimes
 
 DRAFT_TOKENS_MAX = 8
 """Columns of its KV cache beyond a row: the widest verify block."""
 # Maximum tokens of prompts that the draft model computes before one verify block, which waits for them.
 _PROMPT_TOKENS_MAX = 512
+# Tokens of a prompt read at once to choose some of them: always the same slices, so that a choice does not depend on
+# what else runs. As many as a prefill chunk has on any machine (step/pacing.py, TOKENS_START).
+_SLICE_TOKENS = 256
 
 
 class DraftModel(ModelSource):
@@ -32,7 +39,7 @@ class DraftModel(ModelSource):
     widths = WIDTHS
 
     def __init__(
-        self, runner: ModelRunner, parameter_bytes: int, *, words: int, draw: Draw = PLAIN_DRAW
+        self, runner: SlotRunner, parameter_bytes: int, *, words: int, draw: Draw = PLAIN_DRAW
     ) -> None:
         self.parameter_bytes = parameter_bytes
         self.times = TokenTimes()
@@ -83,6 +90,32 @@ class DraftModel(ModelSource):
         self.times.add(len(ready), (time.perf_counter() - started_s) / count)
         return [drafts[row][:most] if row in drafts else [] for row, most in zip(rows, counts, strict=True)]
 
+    def choose(self, row: Row, seconds_max: float, clock: Callable[[], float]) -> np.ndarray | None:
+        """Read slices of a row's prompt for about `seconds_max` of `clock`, one at least; 0 is for no limit.
+
+        Returns the indices of the tokens to keep once it is read.
+        """
+        shadow = self._shadows.get(row) or self._shadow(row, row.prompt)
+        end_s = clock() + seconds_max
+        last = len(shadow.tokens) - 1
+        while shadow.computed_tokens < last:
+            before_s = clock()
+            start = shadow.computed_tokens
+            stop = min(start + _SLICE_TOKENS, last)
+            unread = mx.array(shadow.tokens[start:stop], mx.uint32)
+            mx.eval(self._runner.forward([RowPiece(shadow, start, stop - start)], unread, 1).marker)
+            shadow.computed_tokens = stop
+            now_s = clock()
+            if seconds_max and 2 * now_s - before_s > end_s:
+                return None
+        scores = importance(self._runner, shadow.cache, last + 1, self._look_ahead(shadow))
+        shadow.computed_tokens = last + 1
+        if self._runner.ends_apart:
+            # Its states have passed tokens that may not come.
+            self._shadows.pop(row).cache.close(is_finite=False)
+        assert row.keep is not None, "a share of the prompt is wanted"
+        return kept_tokens(scores, row.keep)
+
     def release(self) -> None:
         """Free the caches of rows that are gone."""
         for row in [row for row in self._shadows if row.gone]:
@@ -96,11 +129,8 @@ class DraftModel(ModelSource):
 
     def _follow(self, row: Row) -> None:
         """Count as computed what the row has in common with its shadow, draft tokens that were accepted included."""
-        tokens = [min(token, self._words - 1) for token in row.tokens]
-        shadow = self._shadows.get(row)
-        if shadow is None:
-            shadow = self._shadows[row] = Row(RowRequest(row.id, tokens), self._words, 1 << 60)
-            shadow.cache = self._runner.open(len(tokens) + DRAFT_TOKENS_MAX)
+        tokens = self._read([*row.prompt, *row.tokens[row.prompt_tokens :]])
+        shadow = self._shadows.get(row) or self._shadow(row, tokens)
         known = shadow.tokens[: shadow.computed_tokens]
         same = next(
             (at for at, pair in enumerate(zip(known, tokens, strict=False)) if pair[0] != pair[1]), None
@@ -108,6 +138,29 @@ class DraftModel(ModelSource):
         # The last token is read again: its logits are wanted.
         shadow.computed_tokens = min(len(tokens) - 1, len(known) if same is None else same)
         shadow.tokens = tokens
+
+    def _shadow(self, row: Row, tokens: Sequence[int]) -> Row:
+        shadow = self._shadows[row] = Row(RowRequest(row.id, self._read(tokens)), self._words, 1 << 60)
+        shadow.cache = self._runner.open(len(tokens) + DRAFT_TOKENS_MAX)
+        return shadow
+
+    def _read(self, tokens: Sequence[int]) -> list[int]:
+        """Tokens as the draft model reads them."""
+        return [min(token, self._words - 1) for token in tokens]
+
+    def _look_ahead(self, shadow: Row) -> list[Queries]:
+        """Queries of the last token of a prompt, and of tokens that the draft model adds."""
+        token, looks = mx.array(shadow.tokens[-1:], mx.uint32), []
+        for ahead in range(LOOK_AHEAD):
+            piece = RowPiece(shadow, shadow.computed_tokens + ahead, 1, samples=1)
+            queries: Queries = {}
+            logits = self._runner.forward([piece], token, 1, queries=queries).logits
+            assert logits is not None
+            token = mx.argmax(logits[:, 0, : self._words], axis=-1).astype(mx.uint32)
+            # Before the next write: see `engine/kv`.
+            mx.eval(token, queries)
+            looks.append(queries)
+        return looks
 
     def _is_ready(self, row: Row) -> bool:
         shadow = self._shadows[row]

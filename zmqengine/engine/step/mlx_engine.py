@@ -41,6 +41,7 @@ from zmqengine.engine.prefix_cache.store import Hit, PrefixCache
 from zmqengine.engine.row import Row, SampledToken, constraint_failure
 from zmqengine.engine.sampling.draw import PLAIN_DRAW, Draw
 from zmqengine.engine.sampling.sampler import Sampler, measure
+from zmqengine.engine.speculation.draft_model import DraftModel
 from zmqengine.engine.step.chunk import share_out
 from zmqengine.engine.step.pacing import StepPace
 from zmqengine.engine.step.prefill_order import pick
@@ -117,6 +118,8 @@ class MlxEngine:
         self.rows_max = options.rows_max if runner.batches else 1
         self._speculator = speculator if runner.rolls_back else None
         self._draft_model = None if self._speculator is None else self._speculator.model
+        self._chooser = self._draft_model if isinstance(self._draft_model, DraftModel) else None
+        self.info = replace(self.info, prefill_keep=self._chooser is not None)
         self.step_tokens_max = 1 if self._speculator is None else self._speculator.widths[-1]
         self.padding_bytes_max = runner.padding_bytes_max
         prompt_cache_bytes = UNBOUNDED if options.prompt_cache_bytes is None else options.prompt_cache_bytes
@@ -125,7 +128,8 @@ class MlxEngine:
         if eye is not None:
             self._seeing = Seeing(eye, images_bytes_max, info.image_patches_max)
         self._images = (-1, 0) if eye is None else (eye.card.token, eye.positions_merge)
-        self._saw = False
+        # Whether the last step with such work had pieces of an image, or the draft model read.
+        self._saw = self._chose = False
         self._pooling: Pooling | None = None
         self._texts: Texts | None = None
         self._blocks, restore = blocks_at_rest(runner.blocks, runner.restore, options.kv_bits)
@@ -158,6 +162,8 @@ class MlxEngine:
                 if request.row in self._rows:
                     raise ValueError("this row is already in the engine")
                 self._check_room()
+                if request.prefill_keep is not None and self._chooser is None:
+                    raise ValueError("prefill_keep needs a draft model")
                 row = Row(request, self.info.vocab_size, self.info.context_tokens, *self._images)
             except ConstraintBroken as error:
                 failures.append(constraint_failure(request.row, error))
@@ -223,6 +229,8 @@ class MlxEngine:
         result = StepResult()
         if self._seeing is not None:
             self._see(result, self._seeing)
+        if self._chooser is not None and not result.aside_s:
+            self._choose_tokens(result, self._chooser)
         may_draft = self._may_draft()
         if may_draft:
             # Draft tokens follow the last token of a row.
@@ -268,7 +276,7 @@ class MlxEngine:
             count = 1 if block is None else 1 + len(block.draft_tokens[index])
             pieces.append(RowPiece(row, row.computed_tokens, count, samples=count))
         rows = list(decoding)
-        if not result.images_s:
+        if not result.aside_s:
             for piece in self._plan_prompts(len(decoding), result):
                 pieces.append(piece)
                 if piece.samples:
@@ -288,7 +296,7 @@ class MlxEngine:
         """Slices of prompts and texts within the step's budget."""
         self._restore_parked(result)
         prompts = self._prompts()
-        waiting = pick(prompts, self._store)
+        waiting = pick([row for row in prompts if row.keep is None], self._store)
         if self._seeing is not None:
             waiting = [row for row in waiting if self._seeing.readable(row)]
         tokens_max = self._pace.choose(decoding=decoding, waiting=len(prompts))
@@ -356,7 +364,7 @@ class MlxEngine:
             self._prompt_tokens += piece.count - (end == row.prefill_tokens and row.place is None)
             if row.place is None:
                 done = end if row.remaining else row.prefill_tokens
-                result.prefills.append(RowPrefill(row.id, done, row.prefill_tokens, row.cached))
+                result.prefills.append(RowPrefill(row.id, done, row.prefill_tokens, row.cached, row.kept))
 
     def _note_computed(self, row: Row, end: int) -> None:
         """Count the tokens up to `end` as computed, and offer them to the prefix cache at the end and at a branch."""
@@ -481,7 +489,7 @@ class MlxEngine:
         self._generated_tokens += len(result.tokens) - result.forced
         if self._steps % _CLEAR_STEPS == 0 and not self._device.keeps_buffers:
             mx.clear_cache()
-        seconds = self._clock.seconds() - result.images_s
+        seconds = self._clock.seconds() - result.aside_s
         prompt_tokens = 0 if step is None else step.prompt_tokens
         self._pace.record(prompt_tokens, seconds, decoded=step is not None and step.decoding > 0)
 
@@ -536,7 +544,23 @@ class MlxEngine:
         before_s = self._clock.seconds()
         goal_s = self._pace.goal_s(len(self._decoding()), len(prompts))
         seeing.work(*wanted, goal_s, self._clock.seconds)
-        result.images_s = max(1e-9, self._clock.seconds() - before_s)
+        result.aside_s = max(1e-9, self._clock.seconds() - before_s)
+
+    def _choose_tokens(self, result: StepResult, chooser: DraftModel) -> None:
+        """Have the draft model read slices of a prompt that is read in part, in turn with chunks of other prompts."""
+        prompts = self._prompts()
+        waiting = [row for row in prompts if row.keep is not None]
+        self._chose = bool(waiting) and not (self._chose and len(waiting) < len(prompts))
+        if not self._chose:
+            return
+        # As for images: it is not timed with the in-flight step.
+        mx.synchronize()
+        before_s = self._clock.seconds()
+        goal_s = self._pace.goal_s(len(self._decoding()), len(prompts))
+        kept = chooser.choose(waiting[0], goal_s, self._clock.seconds)
+        if kept is not None:
+            waiting[0].read_only(kept)
+        result.aside_s = max(1e-9, self._clock.seconds() - before_s)
 
     def _fetch_prefix(self, row: Row, result: StepResult) -> None:
         """Start a row from its longest cached prefix."""
@@ -559,7 +583,8 @@ class MlxEngine:
             return
         for row in self._prompts():
             # One whose forced tokens are still wanted was never parked.
-            parked = self._store.parked.take(row) if row.cache is None and not row.has_forced else None
+            is_new = row.cache is None and row.is_cacheable and not row.has_forced
+            parked = self._store.parked.take(row) if is_new else None
             if parked is None:
                 continue
             row.computed_tokens, row.cache, row.cached = (
@@ -621,12 +646,14 @@ class MlxEngine:
         if self._speculator is not None:
             self._speculator.release()
         parked.keep_matcher()
-        # Its forced tokens that were not reported are prefilled again, for their logits.
+        # Its forced tokens that were not reported are prefilled again, for their logits; of a prompt that is read in
+        # part the tokens are chosen again.
         if (
             not self._runner.batches
             or not parked.computed_tokens
             or parked.unreported
             or parked.cache is None
+            or not parked.is_cacheable
         ):
             self._leave(parked, self._in_flight)
             self._copies += self._store.settle()

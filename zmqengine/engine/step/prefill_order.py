@@ -21,7 +21,7 @@ def pick(rows: Sequence[Row], store: PrefixCache) -> list[Row]:
     # Picked rows by the keys of their blocks, for the rows behind them.
     leaders: dict[bytes, list[Row]] = {}
     for number, row in enumerate(rows):
-        if row.cache is None:
+        if row.cache is None and row.is_cacheable:
             prefix = store.prefix(row)
             row.computed_tokens = prefix.cached
             least = row.computed_tokens + _LED_TOKENS_MIN

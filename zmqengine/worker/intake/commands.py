@@ -40,6 +40,7 @@ from zmqengine.protocol.messages import (
 from zmqengine.request_rules import (
     Vectors,
     check_forced,
+    check_keep,
     check_min_tokens,
     check_prediction,
     check_token_ids,
@@ -189,6 +190,8 @@ class CommandHandler:
         }
         check_token_ids(model.vocab_size, insert.sampling, **ids)
         check_min_tokens(insert.sampling, insert.max_tokens)
+        allowed = self._limits.prefill_keep
+        check_keep(insert.prefill_keep, allowed=allowed, images=bool(insert.images), pin=insert.pin)
         check_prediction(insert.prediction, self._limits.prediction_tokens_max)
         check_forced(insert.forced, insert.max_tokens, constrained=insert.constraint is not None)
 

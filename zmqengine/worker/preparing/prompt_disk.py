@@ -91,7 +91,7 @@ class PromptDisk:
         return True
 
     def _plan(self, insert: Insert, request: LiveRequest) -> tuple[RestorePlan, np.ndarray] | None:
-        if len(insert.prompt) + len(insert.emitted) <= RESTORED_TOKENS_MIN:
+        if len(insert.prompt) + len(insert.emitted) <= RESTORED_TOKENS_MIN or insert.prefill_keep is not None:
             return None
         # Imported here: workers without MLX start fast and never need it.
         from zmqengine.engine.image_names import named

@@ -55,7 +55,7 @@ class LiveRequest:
     request, of which `prefilled_tokens` have been prefilled; at `grows_at` output tokens it needs a larger reservation.
     `read_tokens`: maximum tokens that earlier rows of a preempted request had computed. `grammar` constrains the
     output; `is_whole`: the emitted tokens are already a complete output of it. `thinking` bounds its reasoning.
-    `drafts` counts proposed and accepted draft tokens by source.
+    `drafts` counts proposed and accepted draft tokens by source; `kept_tokens`: those of a prompt that is read in part.
 
     The request of an embed has the vectors of its texts as output. It reserves KV cache for its longest text, of
     `tokens_max`: the engine holds that of one at a time.
@@ -82,6 +82,7 @@ class LiveRequest:
         "is_open",
         "is_whole",
         "joined_at",
+        "kept_tokens",
         "last_token_s",
         "log",
         "parked_row",
@@ -157,7 +158,7 @@ class LiveRequest:
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
         self.prefill_pass = -1
-        self.cached_tokens = 0
+        self.cached_tokens = self.kept_tokens = 0
         self.read_tokens = 0
         self.progress_told = False
         self.drafts: dict[str, tuple[int, int]] = {}
@@ -227,6 +228,7 @@ class LiveRequest:
             prediction=insert.prediction,
             images=self.images,
             forced=insert.forced,
+            prefill_keep=insert.prefill_keep,
         )
 
     def apply(self, prepared: Prepared) -> None:

@@ -401,7 +401,7 @@ class Scheduler:
 
     def note_prefill(self, request: LiveRequest, prefill: RowPrefill) -> None:
         """Record the progress of a row's prefill, and charge its flow for prefilled tokens."""
-        _, done, total, cached = prefill
+        _, done, total, cached, request.kept_tokens = prefill
         if not request.prefilled_tokens:
             self._note_prefill_start(request, total, cached)
         read = done - max(request.prefilled_tokens, cached)

@@ -211,4 +211,5 @@ def _generation_options(request: CountRequest) -> GenerationOptions:
         cache_key=metadata.user_id if metadata else None,
         cache_scope=request.cache_scope,
         pin=request.pin,
+        prefill_keep=request.prefill_keep,
     )

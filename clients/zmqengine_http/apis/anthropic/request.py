@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
-from zmqengine.protocol.messages import TOKEN_ID_MAX, CacheScope, MaxTokens, TokenIndex
+from zmqengine.protocol.messages import TOKEN_ID_MAX, CacheScope, MaxTokens, PrefillKeep, TokenIndex
 from zmqengine_http.serving.body import Body, ignored, reported
 
 
@@ -109,6 +109,7 @@ class MessagesRequest(CountRequest, frozen=True, kw_only=True):
     metadata: Metadata | None = None
     cache_scope: CacheScope | None = None
     pin: bool = False
+    prefill_keep: PrefillKeep | None = None
 
 
 _OF_ANTHROPIC = (

@@ -144,6 +144,7 @@ def _usage(usage: Usage) -> dict[str, object]:
         "cache_read_input_tokens": usage.cached,
         "output_tokens": usage.completion,
         "output_tokens_details": {"thinking_tokens": usage.reasoning},
+        **usage.kept_document,
     }
 
 

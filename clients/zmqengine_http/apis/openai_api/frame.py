@@ -73,7 +73,7 @@ def usage_document(usage: Usage) -> dict[str, object]:
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.completion,
         "total_tokens": usage.prompt + usage.completion,
-        "prompt_tokens_details": {"cached_tokens": usage.cached},
+        "prompt_tokens_details": {"cached_tokens": usage.cached, **usage.kept_document},
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning, **drafts},
     }
 

@@ -19,6 +19,7 @@ from zmqengine.protocol.messages import (
     Constraint,
     DeadlineMs,
     MaxTokens,
+    PrefillKeep,
     Priority,
     StopTokenIds,
 )
@@ -133,6 +134,7 @@ class GenerationRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknow
     prompt_cache_key: str | None = None
     cache_scope: CacheScope | None = None
     pin: bool = False
+    prefill_keep: PrefillKeep | None = None
     num_ctx: Annotated[int, Meta(ge=1)] | None = None
     guided_json: dict[str, object] | Text | None = None
     guided_regex: Text | None = None
@@ -188,6 +190,7 @@ class GenerationRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknow
             cache_key=self.prompt_cache_key,
             cache_scope=self.cache_scope,
             pin=self.pin,
+            prefill_keep=self.prefill_keep,
             constraint=self.guided,
         )
 

@@ -135,6 +135,7 @@ def _asked(service: Service, exchange: Exchange, request: ResponsesRequest) -> _
             cache_key=request.prompt_cache_key,
             cache_scope=request.cache_scope,
             pin=request.pin,
+            prefill_keep=request.prefill_keep,
         ),
         prompt_param="input",
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec import Struct, field
 
-from zmqengine.protocol.messages import CacheScope, MaxTokens, TokenIndex
+from zmqengine.protocol.messages import CacheScope, MaxTokens, PrefillKeep, TokenIndex
 from zmqengine_http.apis.openai_api.generation_request import Temperature, TopP
 from zmqengine_http.serving.body import Body, ignored, refused, reported
 
@@ -89,6 +89,7 @@ class ResponsesRequest(Struct, frozen=True, kw_only=True):
     prompt_cache_key: str | None = None
     cache_scope: CacheScope | None = None
     pin: bool = False
+    prefill_keep: PrefillKeep | None = None
 
 
 RESPONSES_BODY = Body(

@@ -234,7 +234,7 @@ def _outcome(finish: Finish) -> tuple[str, dict[str, object] | None]:
 def _usage(usage: Usage) -> dict[str, object]:
     return {
         "input_tokens": usage.prompt,
-        "input_tokens_details": {"cached_tokens": usage.cached},
+        "input_tokens_details": {"cached_tokens": usage.cached, **usage.kept_document},
         "output_tokens": usage.completion,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning},
         "total_tokens": usage.prompt + usage.completion,
