@@ -123,12 +123,15 @@ def test_a_caller_is_told_that_the_worker_was_lost_and_came_back(
     worker = make_worker(FAKE)
     kinds: list[str] = []
     with worker.client(on_event=lambda event: kinds.append(event.kind)) as client:
-        stream = client.generate_tokens([1, 2, 3], max_tokens=300)
-        next(stream)
-        worker.kill_engine()
-        assert stream.read().resumed == 1
-        assert client.counters.worker_restarts == client.counters.resumed_streams == 1
-    assert kinds.count("restarted") == kinds.count("resumed") == 1
+        # On a busy machine it may be over before the kill.
+        while not client.counters.resumed_streams:
+            stream = client.generate_tokens([1, 2, 3], max_tokens=300)
+            next(stream)
+            worker.kill_engine()
+            resumed = stream.read().resumed
+        assert resumed == client.counters.resumed_streams == 1
+        restarts = client.counters.worker_restarts
+    assert kinds.count("resumed") == 1 <= kinds.count("restarted") == restarts
 
 
 def test_a_worker_that_is_started_again_has_the_adapters_of_the_one_that_died(

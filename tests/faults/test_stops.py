@@ -121,6 +121,8 @@ def test_a_supervisor_that_is_stopped_supervises_afterwards(
         time.sleep(1.0)
         os.kill(worker.process.pid, signal.SIGCONT)
         assert stream.read().tokens == expected_tokens(REQUEST)
+        # If it was over before the kill, this one finds the next worker.
+        assert len(client.generate_tokens([1], max_tokens=3).read().tokens) == 3
         assert client.counters.worker_restarts == 1
     assert worker.terminate() == 0
 
