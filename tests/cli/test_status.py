@@ -13,7 +13,8 @@ import pytest
 
 from tests.cli.conftest import COMMAND, RunningWorker
 from tests.support.workers import wait_until
-from zmqengine.cli.commands.status import PROGRESS_MIN_S, is_stuck
+from zmqengine.cli.commands.status import PROGRESS_MIN_S, is_stuck, launcher_lines
+from zmqengine.protocol.launcher import ModelEntry, ModelList
 from zmqengine.protocol.messages import Status
 from zmqengine.worker.timers import IDLE_WAIT_MS_MAX
 
@@ -30,6 +31,19 @@ def test_status_shows_state_model_and_load(start_worker: StartWorker, run: Run) 
     assert f"{worker.name}, process {worker.process.pid}" in shown.stdout
     assert "ready" in shown.stdout
     assert "4096 tokens of context" in shown.stdout
+
+
+def test_the_models_of_a_launcher_are_shown_with_their_adapters() -> None:
+    """Beside how long they stay."""
+    models = [
+        ModelEntry("a", "ready", "ipc://a", adapters=["legal", "terse"], expires_s=60.0),
+        ModelEntry("b", "ready", "ipc://b", adapters=["legal"], pin=True),
+        ModelEntry("c", "unloaded", "ipc://c"),
+    ]
+    lines = launcher_lines(ModelList(0, b"12345678", models, budget_bytes=1, reserved_bytes=0))
+    assert lines[-3].endswith("adapters legal, terse; unloaded in 1 min if idle"), lines
+    assert lines[-2].endswith("adapters legal; pinned")
+    assert lines[-1].endswith("none")
 
 
 def test_status_json_is_complete(start_worker: StartWorker, run: Run) -> None:

@@ -13,11 +13,13 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from tests.serve.launching import LauncherProcess, fake, toml
+from tests.support.adapters import write_opaque_adapter
 from tests.support.ports import free_port
 from tests.support.workers import START_S, wait_until
 from zmqengine.serve.model import LULL_LEAST_S
@@ -517,6 +519,32 @@ def test_an_operators_key_alone_loads_and_unloads() -> None:
         assert site.call("POST", "/v1/models/unload", {"model": "pinned"}, **operator).status == 200
         wait_until(lambda: state("pinned") == "unloaded", "the model is not unloaded")
         assert site.call("POST", "/v1/completions", {**asked, "model": "pinned"}, **operator).status == 200
+
+
+def test_an_operators_key_loads_adapters_of_a_model_that_is_loaded_for_it(tmp_path: Path) -> None:
+    """The list has it while the model is there and when it is not."""
+    operator, other = ({"authorization": f"Bearer {key}"} for key in (OPERATOR, KEYS[0]))
+    adapter = {"model": "other", "lora_name": "new", "lora_path": write_opaque_adapter(tmp_path)}
+    asked = {"model": "other:new", "prompt": "a", "max_tokens": 4}
+    with site_with_keys(ZMQENGINE_HTTP_OPERATOR_KEYS=OPERATOR) as site:
+
+        def listed() -> dict[str, str]:
+            cards = site.call("GET", "/v1/models", **other).json["data"]
+            return {card["id"]: card["status"]["value"] for card in cards}
+
+        assert site.call("POST", "/v1/load_lora_adapter", adapter, **other).status == 403
+        assert listed()["other"] == "unloaded"
+        answer = site.call("POST", "/v1/load_lora_adapter", adapter, **operator)
+        assert (answer.status, answer.json) == (200, {"success": True, "id": "other:new"})
+        assert site.call("POST", "/v1/completions", asked, **other).status == 200
+        facts = "/v1/models/other"
+        # The launcher has heard of it.
+        wait_until(
+            lambda: site.call("GET", facts, **other).json["zmqengine"]["adapters"] == ["new"],
+            "the launcher does not list the adapter",
+        )
+        assert site.call("POST", "/v1/models/unload", {"model": "other"}, **operator).status == 200
+        wait_until(lambda: listed().get("other:new") == "unloaded", "the model is not unloaded")
 
 
 BODIES: dict[str, dict[str, object]] = {

@@ -140,9 +140,12 @@ def _model_requests(entry: ModelEntry) -> str:
 def _model_note(entry: ModelEntry) -> str:
     if entry.never or entry.state == "failed":
         return entry.never or entry.message
+    parts = [f"adapters {', '.join(entry.adapters)}"] if entry.adapters else []
     if entry.pin:
-        return "pinned"
-    return "" if entry.expires_s is None else f"unloaded in {duration(max(0.0, entry.expires_s))} if idle"
+        parts.append("pinned")
+    elif entry.expires_s is not None:
+        parts.append(f"unloaded in {duration(max(0.0, entry.expires_s))} if idle")
+    return "; ".join(parts)
 
 
 def is_stuck(now: Status, progress_s: float) -> bool:
