@@ -129,9 +129,9 @@ def test_a_caller_is_told_that_the_worker_was_lost_and_came_back(
             next(stream)
             worker.kill_engine()
             resumed = stream.read().resumed
-        assert resumed == client.counters.resumed_streams == 1
-        restarts = client.counters.worker_restarts
-    assert kinds.count("resumed") == 1 <= kinds.count("restarted") == restarts
+        counters = client.counters
+        assert resumed == counters.resumed_streams == kinds.count("resumed") > 0
+        assert counters.worker_restarts == kinds.count("restarted") > 0
 
 
 def test_a_worker_that_is_started_again_has_the_adapters_of_the_one_that_died(
