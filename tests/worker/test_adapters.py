@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.support.adapters import write_opaque_adapter
 from tests.worker.harness import Harness
 from zmqengine.engine.fake.fake_engine import FakeEngineConfig, expected_tokens
@@ -151,18 +153,30 @@ def test_an_adapter_that_fits_no_memory_is_refused_with_figures(make_harness: Ma
     front_end.accepted("longer", range(1, 400), max_tokens=300)
 
 
-def test_an_engine_that_fails_at_an_adapter_serves_on(harness: Harness, tmp_path: Path) -> None:
+def test_an_engine_that_fails_at_an_adapter_serves_on(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The operator is told, and memory is divided as before."""
     memory = harness.actor.scheduler.memory
     room = memory.kv_bytes_max
 
-    def fail(files: object, make_room: Callable[[int], None]) -> None:
+    def fail(files: object, make_room: Callable[[int], None] = lambda bytes_: None) -> None:
         make_room(1000)
         raise RuntimeError("no more memory")
 
-    harness.engine.load_adapter = fail
-    assert refused(load(harness, "odd", write_opaque_adapter(tmp_path)))[0] == "internal"
+    directory = write_opaque_adapter(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(harness.engine, "load_adapter", fail)
+        assert refused(load(harness, "odd", directory))[0] == "internal"
     assert memory.kv_bytes_max == room
+    card_of(harness)
+    assert isinstance(load(harness, "odd", directory), Done)
+    monkeypatch.setattr(harness.engine, "unload_adapter", fail)
+    assert isinstance(unload(harness, "odd"), Done)
+    harness.pass_()
+    # It stays, and so do the requests that name it.
+    assert harness.shared_status.model is not None
+    assert harness.shared_status.model.adapters == ["odd"]
     front_end = harness.front_end()
-    front_end.accepted("a", max_tokens=5)
+    front_end.accepted("a", max_tokens=5, adapter="odd")
     front_end.wait_for_end("a")

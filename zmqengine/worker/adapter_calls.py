@@ -149,9 +149,14 @@ class WorkerAdapters:
     def _unload(self, name: str, live: Sequence[LiveRequest]) -> None:
         engine = self._engine
         assert engine is not None, "it has adapters"
-        engine.unload_adapter(name)
-        self._scheduler.refit(live)
         self._leaving.discard(name)
+        try:
+            engine.unload_adapter(name)
+        except Exception as error:
+            log.error("an adapter could not be unloaded: it stays", extra={"adapter": name}, exc_info=error)
+            self._publish()
+            return
+        self._scheduler.refit(live)
         del self._digests[name]
         self._directories.pop(name, None)
         self._publish()
