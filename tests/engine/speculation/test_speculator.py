@@ -101,7 +101,8 @@ def outputs_of(model, rows):
 
 def draft_model(model: Any, period: int = 0, step: int = 7) -> tuple[Counted, DraftModel]:
     counted = Counted(model, period, step)
-    return counted, DraftModel(counted, 0, words=VOCAB_SIZE)
+    runner: Any = counted
+    return counted, DraftModel(runner, 0, words=VOCAB_SIZE)
 
 
 @pytest.mark.parametrize("count", [1, 8])

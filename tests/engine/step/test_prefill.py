@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.engines import Run, finish, greedy, make_engine, runner_of, step
 from tests.support.models import VOCAB_SIZE
-from zmqengine.engine.interface import RowRequest
+from zmqengine.engine.interface import RowPrefill, RowRequest
 
 
 def read_in(engine) -> int:
@@ -33,7 +33,7 @@ def test_a_step_reads_at_most_one_chunk_while_others_decode(model):
         assert after.generated_tokens - before.generated_tokens == 1
     assert [prefill.done for prefill in run.prefills if prefill.row == 1] == [64 * n for n in range(1, 16)]
     step(engine, run)
-    assert run.prefills[-1] == (1, 1000, 1000, 0)
+    assert run.prefills[-1] == RowPrefill(1, 1000, 1000, 0)
     assert finish(engine, run).ids(1) == greedy(model, [7] * 1000, 3)
 
 
