@@ -164,6 +164,25 @@ def _glm4(*sizes: int, experts: int, used: int, inner: int, dtype: str = "float3
     return ModelShape(config=config, dtype=dtype)
 
 
+def _lfm2(*sizes: int, attends_every: int) -> ModelShape:
+    inner, layers = sizes[4], sizes[1]
+    config = _config(
+        "lfm2",
+        *sizes,
+        norm_eps=1e-5,
+        conv_bias=False,
+        conv_L_cache=3,
+        block_dim=sizes[0],
+        block_ff_dim=inner,
+        block_multiple_of=256,
+        block_ffn_dim_multiplier=1.0,
+        block_auto_adjust_ff_dim=False,
+        full_attn_idxs=[layer for layer in range(layers) if (layer + 1) % attends_every == 0],
+        tie_word_embeddings=True,
+    )
+    return ModelShape(config=config)
+
+
 # Hidden states, layers, heads, key heads, width of the MLP, vocabulary. 0.2m measures the host alone. 0.5b and 8b have
 # the layers of Qwen2.5-0.5B and Llama-3.1-8B, the others those of their namesakes; gpt-oss-14b has 16 of 24.
 SHAPES: dict[str, ModelShape] = {
@@ -181,11 +200,13 @@ SHAPES: dict[str, ModelShape] = {
     "moe": ModelShape(
         config=_config("qwen3_moe", 2048, 24, 16, 4, 768, _LARGE, **_experts(64, 8, 768)), dtype="bfloat16"
     ),
+    "qwen3-25m": ModelShape(config=_config("qwen3", 512, 5, 8, 4, 1408, 8192)),
     "gemma3-25m": _gemma3(512, 6, 4, 2, 1024, 8192, dim=64, window=512),
     "gemma4-25m": _gemma4(512, 6, 4, 2, 1024, 8192, dim=64, own=32, shared=2, window=512),
     "gpt-oss-25m": _gpt_oss(512, 4, 8, 2, 256, 8192, dim=64, experts=8),
     "qwen3.5-25m": _qwen35(512, 4, 4, 2, 1536, 8192, dim=128, values=8, keys=4, width=64),
     "glm4-25m": _glm4(512, 4, 8, 4, 1024, 8192, experts=8, used=2, inner=384),
+    "lfm2-25m": _lfm2(512, 6, 8, 4, 1664, 8192, attends_every=3),
     "gemma3-4b": _gemma3(2560, 34, 8, 4, 10240, _LARGE, dim=256, window=1024, dtype="bfloat16"),
     "gpt-oss-14b": _gpt_oss(2880, 16, 64, 8, 2880, _LARGE, dim=64, experts=32, packed=True, dtype="bfloat16"),
     "qwen3.5-4b": _qwen35(

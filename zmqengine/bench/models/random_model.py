@@ -29,6 +29,8 @@ TRAINED_MAX = 8192
 """Tokens that are trained; a larger vocabulary is composed of them, which takes no time."""
 SHARD_BYTES_MAX = 2 * 10**9
 CONSTANT_CHANNEL = 0
+# Of a tied embedding: with hidden states of 1 the distance is that of some 30 standard deviations of a logit.
+_SPEAKING = 30
 
 Weights = Iterator[tuple[str, mx.array]]
 
@@ -84,8 +86,10 @@ def model_directory_of(name: str, models: Path) -> Path:
     Raises TargetError for another name.
     """
     path = models / name
-    shape, _, bits = name.partition("-")
-    if shape not in SHAPES or bits not in ("", "4bit", "8bit"):
+    shape, bits = name, ""
+    if name.endswith(("-4bit", "-8bit")):
+        shape, _, bits = name.rpartition("-")
+    if shape not in SHAPES:
         raise TargetError(f"no model {name}: a shape ({', '.join(SHAPES)}), and -4bit or -8bit behind it")
     if not (path / CARD).is_file():
         make_model(shape, SHAPES[shape], path, bits=int(bits[0]) if bits else None)
@@ -106,8 +110,9 @@ def _weights(shape: ModelShape, silent: list[int], bits: int | None, counted: li
     model = module.Model(module.ModelArgs.from_dict(dict(shape.config)))
     # Its own weights are never computed.
     tensors: Any = tree_flatten(model.parameters())
+    is_tied = not any(name.endswith("lm_head.weight") for name, _ in tensors)
     for name, tensor in tensors:
-        weight = _drawn(name, tensor.shape, silent).astype(getattr(mx, shape.dtype))
+        weight = _drawn(name, tensor.shape, silent, is_tied=is_tied).astype(getattr(mx, shape.dtype))
         counted[0] += weight.size
         stem = name.removesuffix(".weight")
         owner = _module(model, stem)
@@ -129,7 +134,7 @@ _INTO_HIDDEN = (
 )  # fmt: skip
 
 
-def _drawn(name: str, dims: tuple[int, ...], silent: list[int]) -> mx.array:
+def _drawn(name: str, dims: tuple[int, ...], silent: list[int], *, is_tied: bool) -> mx.array:
     """A tensor by its name in the model: products of about unit variance, and neutral numbers elsewhere."""
     if "A_log" in name:
         return mx.log(mx.random.uniform(1, 16, dims))
@@ -138,6 +143,10 @@ def _drawn(name: str, dims: tuple[int, ...], silent: list[int]) -> mx.array:
     weight = mx.random.normal(dims, scale=math.prod(dims[1:]) ** -0.5 if "conv" in name else dims[-1] ** -0.5)
     if name.endswith("embed_tokens.weight"):
         weight[:, CONSTANT_CHANNEL] = 1
+        if is_tied:
+            # The head too: the others are above the forbidden ones, whose own hidden states are positive as well.
+            weight[:, CONSTANT_CHANNEL] = _SPEAKING
+            weight[mx.array(silent), CONSTANT_CHANNEL] = 1
     elif name.endswith("lm_head.weight"):
         ids = mx.array(silent)
         weight[:, CONSTANT_CHANNEL] = 0

@@ -1,4 +1,4 @@
-"""Servers started by a run: ours, `mlx_lm.server`, the SMG gateway. They end with it.
+"""Servers started by a run: ours, `mlx_lm.server`, vllm-mlx, the SMG gateway. They end with it.
 
 All get the same tuned BLAS on one thread, and a free port.
 """
@@ -6,6 +6,7 @@ All get the same tuned BLAS on one thread, and a free port.
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
 import subprocess
 import tempfile
@@ -20,6 +21,7 @@ from zmqengine.bench.models.model_facts import model_directory
 from zmqengine.bench.servers.gateway import smg_commands
 from zmqengine.bench.targets.target import TargetError, TargetSpec
 from zmqengine.config import WorkerConfig
+from zmqengine.engine.host.blas import tuned_blas
 from zmqengine.python_child import python_command, python_environment
 from zmqengine.worker.process.parent import WORKER_CONFIG
 
@@ -40,8 +42,8 @@ ONE_THREAD = dict.fromkeys(
 class StartPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Servers to start. `model` is `pico` or a directory.
 
-    `http` of our front-ends share the worker; with `smg`, so does a gateway. `mlx_lm` needs
-    a directory. With `second`, each kind is started twice, for `two-models`. `slots` is the number of
+    `http` of our front-ends share the worker; with `smg`, so does a gateway. `mlx_lm` and `vllm_mlx`, a program on
+    $PATH, need a directory. With `second`, each kind is started twice, for `two-models`. `slots` is the number of
     requests each server runs at a time; 0 leaves its default. `options`: more fields of the worker's configuration.
     """
 
@@ -49,6 +51,7 @@ class StartPlan(msgspec.Struct, frozen=True, kw_only=True):
     worker: bool = True
     http: int = 0
     mlx_lm: bool = False
+    vllm_mlx: bool = False
     smg: bool = False
     second: bool = False
     slots: int = 0
@@ -85,6 +88,8 @@ class _Servers:
             targets += [await self._start_smg(worker, suffix)] if plan.smg else []
         if plan.mlx_lm:
             targets.append(await self._start_mlx_lm(plan, suffix))
+        if plan.vllm_mlx:
+            targets.append(await self._start_vllm_mlx(plan, suffix))
         return targets
 
     def _start_worker(self, plan: StartPlan, suffix: str) -> TargetSpec:
@@ -157,12 +162,32 @@ class _Servers:
             label=label, kind="http", address=f"{url}/v1", model="default_model", pids=[process.pid]
         )
 
+    async def _start_vllm_mlx(self, plan: StartPlan, suffix: str) -> TargetSpec:
+        port, label = _free_port(), "vllm-mlx" + suffix
+        program = shutil.which("vllm-mlx")
+        if program is None:
+            raise TargetError("vllm-mlx is not on $PATH: it is a program of its own, in an environment of its own")
+        command = [program, "serve", str(model_directory(plan.model)), "--port", str(port)]
+        command += ["--served-model-name", "model", "--continuous-batching", "--offline"]
+        if plan.slots:
+            command += ["--max-num-seqs", str(plan.slots)]
+        # It finds its BLAS as our worker does, or none.
+        process = self._run(label, command, {"LD_PRELOAD": tuned_blas()})
+        url = f"http://127.0.0.1:{port}"
+        await self._until_answers(label, process, f"{url}/v1/models")
+        return TargetSpec(label=label, kind="http", address=f"{url}/v1", model="model", pids=[process.pid])
+
     def _spawn(
         self, label: str, module: Sequence[str], extra: dict[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
+        return self._run(label, python_command(*module), extra)
+
+    def _run(
+        self, label: str, command: Sequence[str], extra: dict[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
         with self._log(label).open("wb") as log:
             process = subprocess.Popen(
-                python_command(*module),
+                command,
                 env=python_environment({**ONE_THREAD, "HF_HUB_OFFLINE": "1", **(extra or {})}),
                 stdin=subprocess.DEVNULL,
                 stdout=log,

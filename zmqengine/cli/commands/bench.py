@@ -60,7 +60,7 @@ def bench() -> None:
 @click.option(
     "--start",
     multiple=True,
-    type=click.Choice(["worker", "http", "mlx-lm", "smg"]),
+    type=click.Choice(["worker", "http", "mlx-lm", "vllm-mlx", "smg"]),
     help="Start this server for the run.",
 )
 @click.option("--model", default="pico", show_default=True, help="For --start: pico or a directory.")
@@ -117,6 +117,7 @@ def serve(
             worker="worker" in start,
             http=start.count("http"),
             mlx_lm="mlx-lm" in start,
+            vllm_mlx="vllm-mlx" in start,
             smg="smg" in start,
             second=others["second"],
             slots=others["slots"],

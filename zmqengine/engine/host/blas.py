@@ -45,10 +45,15 @@ def load_tuned_blas() -> str:
     if wish:
         ctypes.CDLL(wish, mode=ctypes.RTLD_GLOBAL)
         return wish
-    for path in _system_libraries():
-        if _load(path):
-            return path
+    if path := tuned_blas():
+        ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+        return path
     return "reference (slow: install libopenblas0-pthread)"
+
+
+def tuned_blas() -> str:
+    """The tuned BLAS of this system, as the loader takes it; empty without one."""
+    return next(filter(_has_products, _system_libraries()), "")
 
 
 def _system_libraries() -> Iterator[str]:
@@ -60,11 +65,10 @@ def _system_libraries() -> Iterator[str]:
                 yield f"{folder}/{name}"
 
 
-def _load(path: str) -> bool:
+def _has_products(path: str) -> bool:
     try:
-        # Checked before it becomes global: a library without these symbols is not loaded.
+        # Not into the global namespace: a library without these symbols must not come before MLX's own.
         ctypes.CDLL(path, mode=ctypes.RTLD_LOCAL).cblas_sgemm  # noqa: B018
-        ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
     except (OSError, AttributeError):
         return False
     return True
