@@ -110,7 +110,7 @@ def test_a_quantised_head_is_told_by_the_shapes_of_its_tensors(bits, group_size,
     quantize(head, group_size=group_size, bits=bits, mode=mode)
     weights = read_head(model, tensors_of_head(model, head))
     assert (weights.join.bits, weights.join.group_size, weights.join.mode) == (bits, group_size, mode)
-    assert DraftHead(weights, runner_of(model).decoder).parameter_bytes > 0
+    assert DraftHead(weights, runner_of(model, "mlx").decoder).parameter_bytes > 0
 
 
 def test_tensors_of_another_head_are_refused_by_name():

@@ -166,7 +166,9 @@ class _Servers:
         port, label = _free_port(), "vllm-mlx" + suffix
         program = shutil.which("vllm-mlx")
         if program is None:
-            raise TargetError("vllm-mlx is not on $PATH: it is a program of its own, in an environment of its own")
+            raise TargetError(
+                "vllm-mlx is not on $PATH: it is a program of its own, in an environment of its own"
+            )
         command = [program, "serve", str(model_directory(plan.model)), "--port", str(port)]
         command += ["--served-model-name", "model", "--continuous-batching", "--offline"]
         if plan.slots:

@@ -68,8 +68,9 @@ class NumpyAttention:
     is_replayed = False
     reads_packed = True
 
-    def __init__(self, heads: Sequence[HeadShape]) -> None:
+    def __init__(self, heads: Sequence[HeadShape], caches: Sequence[int]) -> None:
         self._heads = heads
+        self._caches = caches
 
     def begin(
         self, pieces: Sequence[PlacedPiece], tokens: int
@@ -88,15 +89,15 @@ class NumpyAttention:
         self, layout: list[tuple[PoolLayout, dict[int | None, Array]]], layer: int, qkv: Sequence[Array]
     ) -> Array:
         """See `SlotAttention`."""
-        heads = self._heads[layer]
-        queries, keys, values = qkv
-        attended = np.empty((len(queries), heads.heads * heads.dim), np.float32)
+        heads, cache = self._heads[layer], self._caches[layer]
+        queries, *keys_values = qkv
+        attended = np.empty((len(queries), heads.outputs), np.float32)
         # A row that is not a number stays alone, and is noticed by its logits.
         with np.errstate(all="ignore"):
             for pool, unseen in layout:
-                all_keys, all_values = pool.pool.keys[layer], pool.pool.values[layer]
-                _write(all_keys, pool, keys[pool.tokens])
-                _write(all_values, pool, values[pool.tokens])
+                all_keys, all_values = pool.pool.keys[cache], pool.pool.values[cache]
+                for array, columns in zip((all_keys, all_values), keys_values, strict=False):
+                    _write(array, pool, columns[pool.tokens])
                 outputs = attended[pool.tokens]
                 if pool.short is not None:
                     _attend_short(
@@ -149,11 +150,15 @@ def _attend_short(
     ends = short.last.max(axis=1) + 1
     scores = _scores(grouped, keys, ends, columns)
     by_head = scores.reshape(rows, heads.key_heads, group, width, columns)
+    if heads.cap is not None:
+        scores[...] = capped(scores, heads.cap)
     by_head += unseen[:, None, None]
-    scores -= scores.max(axis=-1, keepdims=True)
-    np.exp(scores, out=scores)
+    sinks = None
+    if heads.sinks is not None:
+        sinks = np.repeat(heads.sinks, width).reshape(1, heads.key_heads, group * width, 1)
+    total = _to_powers(scores, sinks)
     attended = _sums(scores, values, ends)
-    attended /= scores.sum(axis=-1, keepdims=True)
+    attended /= total
     by_token = attended.reshape(rows, heads.key_heads, group, width, heads.dim).transpose(0, 3, 1, 2, 4)
     by_token = by_token.reshape(rows * width, -1)
     count = sum(piece.count for piece in pool.prompts)
@@ -245,17 +250,35 @@ def _attend_prompt(
             )
             scores = room[: group * tokens * (stop - first)].reshape(-1, stop - first)
             np.matmul(scaled, head_keys[first:stop].T, out=scores)
+            if heads.cap is not None:
+                scores[...] = capped(scores, heads.cap)
             by_head = scores.reshape(group, tokens, stop - first)
             if heads.window is None:
                 by_head[..., -tokens:] += _CAUSAL[:tokens, :tokens]
             else:
                 by_head += _hidden(tokens, stop - first, heads.window)
-            scores -= scores.max(axis=-1, keepdims=True)
-            np.exp(scores, out=scores)
+            sinks = None if heads.sinks is None else np.repeat(heads.sinks[own], tokens)[:, None]
+            total = _to_powers(scores, sinks)
             attended = scores @ head_values[first:stop]
-            attended /= scores.sum(axis=-1, keepdims=True)
+            attended /= total
             by_token = outputs[at : at + tokens].reshape(tokens, heads.heads, dim)
             by_token[:, own] = attended.reshape(group, tokens, dim).swapaxes(0, 1)
+
+
+def _to_powers(scores: Array, sinks: Array | None) -> Array:
+    """Change scores to shares, but for the factor that is returned. `sinks`: logits that join the softmax."""
+    top = scores.max(axis=-1, keepdims=True)
+    if sinks is not None:
+        top = np.maximum(top, sinks)
+    scores -= top
+    np.exp(scores, out=scores)
+    total = scores.sum(axis=-1, keepdims=True)
+    return total if sinks is None else total + np.exp(sinks - top)
+
+
+def capped(numbers: Array, cap: float) -> Array:
+    """Numbers bounded smoothly by +-`cap`."""
+    return np.tanh(numbers / np.float32(cap)) * np.float32(cap)
 
 
 def _hidden(tokens: int, columns: int, window: int) -> Array:

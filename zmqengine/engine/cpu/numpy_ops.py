@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import mlx.core as mx
 import numpy as np
 
 from zmqengine.engine.cpu.numpy_attention import NumpyAttention, NumpyStorage
+from zmqengine.engine.cpu.numpy_attention import capped as _capped
 from zmqengine.engine.models.architecture import DecoderWeights
-from zmqengine.engine.models.layers import Experts, Gated, HeadShape, Linear, Norm, RotaryEmbedding
+from zmqengine.engine.models.layers import Experts, HeadShape, Linear, Norm, RotaryEmbedding, Router
 from zmqengine.engine.models.ops import PlainOps
-from zmqengine.engine.models.tree import arrays_of, filled, parts_of
+from zmqengine.engine.models.slot_recurrence import MlxRecurrence, RecurrentMixer
+from zmqengine.engine.models.tree import arrays_of, mapped, parts_of
 
 # NumPy's where `Ops` has MLX's.
 Array: TypeAlias = Any
@@ -23,23 +25,20 @@ _TOKENS_APART_MAX = 4
 
 
 def supports(weights: DecoderWeights) -> bool:
-    """Whether `NumpyOps` computes this model: all weights are in float32, and there is no mixture of experts."""
-    if any(array.dtype != mx.float32 for array in arrays_of(weights)):
-        return False
-    return (
-        all(isinstance(layer.mixer, HeadShape) for layer in weights.layers)
-        and not parts_of(weights, Experts)
-        and all(mlp.activation == "silu" for mlp in parts_of(weights, Gated))
-        and weights.embedding_scale == 1.0
-        and weights.logits_cap is None
-        and all(heads.is_plain for heads in parts_of(weights, HeadShape))
-        and not any(rotation.traditional for rotation in parts_of(weights, RotaryEmbedding))
+    """Whether `NumpyOps` computes this model: all weights are in float32."""
+    return not any(linear.bits for linear in parts_of(weights, Linear)) and all(
+        array.dtype == mx.float32 for array in arrays_of(weights) if mx.issubdtype(array.dtype, mx.floating)
     )
 
 
 def in_numpy(weights: DecoderWeights) -> DecoderWeights:
-    """The weights as arrays of NumPy in the same memory."""
-    return filled(weights, map(np.asarray, arrays_of(weights)))  # type: ignore[arg-type]
+    """The weights as arrays of NumPy in the same memory, but for those of recurrences."""
+    converted = mapped(weights, mx.array, np.asarray)
+    layers = [
+        ours if isinstance(layer.mixer, HeadShape) else ours._replace(mixer=layer.mixer)  # type: ignore[attr-defined]
+        for ours, layer in zip(converted.layers, weights.layers, strict=True)
+    ]
+    return converted._replace(layers=tuple(layers))
 
 
 class NumpyOps(PlainOps):
@@ -62,7 +61,7 @@ class NumpyOps(PlainOps):
 
     def embed(self, tokens: Array, embedding: Linear) -> Array:
         """See `Ops`."""
-        return embedding.weight[tokens]
+        return np.ascontiguousarray(embedding.weight[tokens])
 
     def norm(self, hidden: Array, norm: Norm) -> Array:
         """See `Ops`."""
@@ -80,46 +79,51 @@ class NumpyOps(PlainOps):
             outputs.append(product if self.deltas is None else self.deltas.add(product, inputs, linear))
         return outputs[0] if len(outputs) == 1 else np.concatenate(outputs, axis=-1)
 
-    def mlp(self, inputs: Array, mlp: Gated | Experts, router_inputs: Array = None) -> Array:
+    def gated(self, inputs: Array, gate_up: tuple[Linear, ...], activation: str) -> Array:
+        """See `PlainOps`."""
+        return self.activate(activation, *np.split(self.product(inputs, *gate_up), 2, axis=-1))
+
+    def activate(self, name: str, gate: Array, by: Array) -> Array:
         """See `Ops`."""
-        gate, up = np.split(self.product(inputs, *mlp.gate_up), 2, axis=-1)
-        activated = np.negative(gate)
-        np.exp(activated, out=activated)
-        activated += 1
-        np.divide(gate, activated, out=activated)
-        activated *= up
-        return self.product(activated, mlp.down)
+        return _ACTIVATIONS[name](gate, by)
+
+    def cap(self, numbers: Array, cap: float) -> Array:
+        """See `Ops`."""
+        return _capped(numbers, cap)
+
+    def mixture(self, inputs: Array, logits: Array, experts: Experts) -> Array:
+        """See `PlainOps`."""
+        chosen, shares = _routed(logits, experts.router)
+        outputs = np.zeros_like(inputs)
+        for number in np.unique(chosen):
+            tokens, places = np.nonzero(chosen == number)
+            gate_up = tuple(_of_expert(linear, number) for linear in experts.gate_up)
+            gated = self.gated(inputs[tokens], gate_up, experts.activation)
+            found = self.product(gated, _of_expert(experts.down, number))
+            # A token chooses an expert once.
+            outputs[tokens] += found * shares[tokens, places, None]
+        return outputs
 
     def rotate(self, product: Array, heads: HeadShape, positions: Any) -> tuple[Array, ...]:
         """See `Ops`."""
-        assert heads.rotation is not None, "plain heads are rotated"
+        angles = None
         if isinstance(positions, tuple):
             angles = np.asarray(positions[0]), np.asarray(positions[1])
-        else:
+        elif heads.rotation is not None:
             angles = self._cos_sin(heads.rotation, positions)
-        return self._turned(product, heads, angles)
+        return _turned(product, heads, angles)
 
     def attention(self, heads: Sequence[HeadShape], caches: Sequence[int]) -> NumpyAttention:
         """See `Ops`."""
-        return NumpyAttention(heads)
+        return NumpyAttention(heads, caches)
+
+    def recurrence(self, mixers: Sequence[RecurrentMixer]) -> NumpyRecurrence:
+        """See `Ops`."""
+        return NumpyRecurrence(mixers)
 
     def storage(self) -> NumpyStorage:
         """See `Ops`."""
         return NumpyStorage()
-
-    @staticmethod
-    def _turned(product: Array, heads: HeadShape, angles: tuple[Array, Array]) -> tuple[Array, ...]:
-        count = heads.heads + heads.key_heads
-        every = product.reshape(len(product), count + heads.key_heads, heads.dim)
-        rotated, values = every[:, :count], every[:, count:]
-        if heads.norms is not None:
-            rotated = _normed(rotated, heads.norms.eps) * heads.norms.both
-        cos, sin = angles
-        dims = 2 * cos.shape[-1]
-        first, second = rotated[..., : dims // 2], rotated[..., dims // 2 : dims]
-        parts = [first * cos - second * sin, second * cos + first * sin, rotated[..., dims:]]
-        rotated = np.concatenate(parts, axis=-1)
-        return rotated[:, : heads.heads], rotated[:, heads.heads :], values
 
     def _cos_sin(self, rotation: RotaryEmbedding, positions: Array) -> tuple[Array, Array]:
         """Cosines and sines [tokens, 1, pairs]."""
@@ -140,6 +144,120 @@ class NumpyOps(PlainOps):
                 np.sin(angles).astype(np.float32) * factor,
             )
         return known[key]
+
+
+class NumpyRecurrence(MlxRecurrence):
+    """`SlotRecurrence` by MLX, between products of NumPy."""
+
+    def advance(self, layout: Any, layer: int, product: Array) -> Array:
+        """See `SlotRecurrence`."""
+        return np.asarray(super().advance(layout, layer, mx.array(product)))
+
+
+def _turned(product: Array, heads: HeadShape, angles: tuple[Array, Array] | None) -> tuple[Array, ...]:
+    """`Ops.rotate` by cosines and sines."""
+    count, key_count = heads.heads, heads.key_heads
+    if heads.gated:
+        queries, rest = np.split(product, [2 * count * heads.dim], axis=-1)
+        queries = queries.reshape(len(product), count, 2, heads.dim)[:, :, 0]
+        product = np.concatenate([queries.reshape(len(product), -1), rest], axis=-1)
+    every = product.reshape(len(product), -1, heads.dim)
+    rotated, values = every[:, : count + key_count], every[:, -key_count:]
+    if heads.value_eps is not None:
+        values = _normed(values, heads.value_eps)
+    if heads.norms is not None:
+        rotated = _normed(rotated, heads.norms.eps) * heads.norms.both
+    if angles is not None:
+        rotated = _by_angles(
+            rotated, *angles, traditional=heads.rotation is not None and heads.rotation.traditional
+        )
+    return (rotated,) if heads.reads_only else (rotated[:, :count], rotated[:, count:], values)
+
+
+def _by_angles(states: Array, cos: Array, sin: Array, *, traditional: bool) -> Array:
+    """The first dimensions of heads, turned: number i with its neighbour if `traditional`, else with i + pairs."""
+    dims = 2 * cos.shape[-1]
+    if traditional:
+        first, second = states[..., 0:dims:2], states[..., 1:dims:2]
+        both = np.stack([first * cos - second * sin, second * cos + first * sin], axis=-1)
+        return np.concatenate([both.reshape(*states.shape[:-1], dims), states[..., dims:]], axis=-1)
+    first, second = states[..., : dims // 2], states[..., dims // 2 : dims]
+    parts = [first * cos - second * sin, second * cos + first * sin, states[..., dims:]]
+    return np.concatenate(parts, axis=-1)
+
+
+def _of_expert(linear: Linear, number: int) -> Linear:
+    """The weights of one of the experts."""
+    assert linear.transposed is not None, "weights in full width have a view"
+    bias = None if linear.bias is None else linear.bias[number]
+    return Linear(linear.weight[number], linear.transposed[number], bias=bias)
+
+
+def _routed(logits: Array, router: Router) -> tuple[Array, Array]:
+    """The chosen experts of each token and their shares, both [tokens, chosen]."""
+    shares = logits
+    if router.shares == "softmax":
+        shares = _softmax(logits)
+    elif router.shares == "sigmoid":
+        shares = 1 / (1 + np.exp(-logits))
+    ranked = shares if router.bias is None else shares + router.bias
+    chosen = np.argpartition(ranked, -router.per_token, axis=-1)[:, -router.per_token :]
+    shares = np.take_along_axis(shares, chosen, axis=-1)
+    if router.shares == "chosen":
+        shares = _softmax(shares)
+    if router.normalised:
+        shares = shares / shares.sum(axis=-1, keepdims=True)
+    scale = router.scale if isinstance(router.scale, float) else router.scale[chosen]
+    return chosen, shares * scale
+
+
+def _softmax(numbers: Array) -> Array:
+    powers = np.exp(numbers - numbers.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+def _silu(gate: Array, by: Array) -> Array:
+    made = np.negative(gate)
+    np.exp(made, out=made)
+    made += 1
+    np.divide(gate, made, out=made)
+    made *= by
+    return made
+
+
+def _gelu(gate: Array, by: Array) -> Array:
+    made = gate * gate
+    made *= _GELU_CUBE
+    made += _GELU_SCALE
+    made *= gate
+    np.tanh(made, out=made)
+    made += 1
+    made *= gate
+    made *= by
+    made *= np.float32(0.5)
+    return made
+
+
+# tanh(root(2 / pi) (x + 0.044715 x^3))
+_GELU_SCALE = np.float32((2 / np.pi) ** 0.5)
+_GELU_CUBE = np.float32(0.044715 * (2 / np.pi) ** 0.5)
+
+
+def _clamped_silu(gate: Array, by: Array) -> Array:
+    gate, by = np.minimum(gate, np.float32(7)), np.clip(by, np.float32(-7), np.float32(7))
+    return (by + 1) * gate / (1 + np.exp(np.float32(-1.702) * gate))
+
+
+def _sigmoid(gate: Array, by: Array) -> Array:
+    return by / (1 + np.exp(-gate))
+
+
+_ACTIVATIONS: Mapping[str, Callable[[Array, Array], Array]] = {
+    "silu": _silu,
+    "gelu": _gelu,
+    "clamped silu": _clamped_silu,
+    "sigmoid": _sigmoid,
+}
 
 
 def _normed(states: Array, eps: float) -> Array:

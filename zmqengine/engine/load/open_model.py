@@ -77,6 +77,9 @@ def open_model(
     """
     until_s = time.perf_counter() + seconds_max
     report("opening the decoder", None)
+    if head is not None and not ops.on_mlx:
+        # A row carries hidden states for the head, in MLX's arrays.
+        ops = reference = PlainOps()
     theirs: MlxLmRunner | Exception
     wanted: Sequence[np.ndarray] = ()
     try:

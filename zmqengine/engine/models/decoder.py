@@ -26,7 +26,6 @@ from zmqengine.engine.models.architecture import (
     Mixer,
     Stream,
 )
-from zmqengine.engine.models.attention import capped
 from zmqengine.engine.models.layers import HeadShape, Linear, Norm
 from zmqengine.engine.models.mixing import Mixing
 from zmqengine.engine.models.ops import AddedProducts, Ops, PlainOps, by_look_up
@@ -147,7 +146,7 @@ class DecoderModel:
     def logits(self, hidden: Any) -> Any:
         """Logits [tokens, vocab] of hidden states after the last norm."""
         logits = self.ops.product(hidden, self.weights.head)
-        return logits if self.weights.logits_cap is None else capped(logits, self.weights.logits_cap)
+        return logits if self.weights.logits_cap is None else self.ops.cap(logits, self.weights.logits_cap)
 
     def trace(self, sizes: Sequence[int], until_s: float) -> None:
         """Trace steps of these numbers of tokens, until `until_s` on the clock of `time.perf_counter`."""
@@ -174,7 +173,7 @@ def begin(
     """The hidden states before the first layer, and the inputs that each layer has of its own, if any has."""
     hidden = ops.embed(tokens, weights.embedding) if embeddings is None else embeddings
     if weights.embedding_scale != 1.0:
-        hidden = hidden * mx.array(weights.embedding_scale, hidden.dtype)
+        hidden = hidden * weights.embedding_scale
     if weights.layer_inputs is None:
         return Stream(hidden), []
     return Stream(hidden), [(each,) for each in weights.layer_inputs.compute(ops, tokens, hidden)]

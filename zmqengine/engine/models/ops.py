@@ -16,7 +16,7 @@ from mlx.nn.layers.activations import gelu_approx, silu
 
 from zmqengine.engine.kv.few_sizes import few_sizes
 from zmqengine.engine.kv.slots import MlxStorage, SlotStorage
-from zmqengine.engine.models.attention import MlxAttention, SlotAttention
+from zmqengine.engine.models.attention import MlxAttention, SlotAttention, capped
 from zmqengine.engine.models.layers import Experts, Gated, HeadShape, Linear, Norm, RotaryEmbedding, Router
 from zmqengine.engine.models.slot_recurrence import MlxRecurrence, RecurrentMixer, SlotRecurrence
 from zmqengine.engine.models.tree import mapped
@@ -91,6 +91,14 @@ class Ops(Protocol):
 
     def mlp(self, inputs: Any, mlp: Gated | Experts, router_inputs: Any = None) -> Any:
         """The output of an MLP, [tokens, dim]. `router_inputs`: inputs of the router of experts, if not `inputs`."""
+        ...
+
+    def activate(self, name: str, gate: Any, by: Any) -> Any:
+        """The activation of `gate` times `by`; its names are those of `ACTIVATIONS`."""
+        ...
+
+    def cap(self, numbers: Any, cap: float) -> Any:
+        """Numbers bounded smoothly by +-`cap`."""
         ...
 
     def rotate(self, product: Any, heads: HeadShape, positions: Any) -> QKV:
@@ -211,12 +219,20 @@ class PlainOps:
             return outputs
         shared = self.mlp(inputs, mlp.shared)
         if mlp.shared_gate is not None:
-            shared = mx.sigmoid(self.product(inputs, mlp.shared_gate)) * shared
+            shared = self.activate("sigmoid", self.product(inputs, mlp.shared_gate), shared)
         return outputs + shared
 
     def gated(self, inputs: mx.array, gate_up: tuple[Linear, ...], activation: str) -> mx.array:
         """The activation of the first half of the outputs times the other half."""
-        return ACTIVATIONS[activation](*mx.split(self.product(inputs, *gate_up), 2, axis=-1))
+        return self.activate(activation, *mx.split(self.product(inputs, *gate_up), 2, axis=-1))
+
+    def activate(self, name: str, gate: mx.array, by: mx.array) -> mx.array:
+        """See `Ops`."""
+        return ACTIVATIONS[name](gate, by)
+
+    def cap(self, numbers: mx.array, cap: float) -> mx.array:
+        """See `Ops`."""
+        return capped(numbers, cap)
 
     def rotate(self, product: mx.array, heads: HeadShape, positions: Any) -> QKV:
         """See `Ops`."""
@@ -354,7 +370,7 @@ def _normed_heads(product: mx.array, heads: HeadShape) -> tuple[mx.array, mx.arr
     return rotated, values
 
 
-def gate_of(product: mx.array, heads: HeadShape) -> mx.array:
+def gate_of(product: Any, heads: HeadShape) -> Any:
     """The gate [tokens, heads * dim] of a joined product with `gated` heads."""
     tokens, width = product.shape[0], heads.heads * heads.dim
     return product[:, : 2 * width].reshape(tokens, heads.heads, 2, heads.dim)[:, :, 1].reshape(tokens, width)
@@ -451,12 +467,17 @@ def clamped_swiglu(gate: mx.array, up: mx.array) -> mx.array:
     return outputs
 
 
+def _sigmoid(gate: mx.array, by: mx.array) -> mx.array:
+    return mx.sigmoid(gate) * by
+
+
 ACTIVATIONS: Mapping[str, Callable[[mx.array, mx.array], mx.array]] = {
     "silu": swiglu,
     "gelu": geglu,
     "clamped silu": clamped_swiglu,
+    "sigmoid": _sigmoid,
 }
-"""Activations of gated MLPs by name."""
+"""Activations of gates by name, times what passes them."""
 
 
 def _each_expert(

@@ -21,6 +21,7 @@ from zmqengine.engine.models.families import (
     llama,
     qwen_next,
 )
+from zmqengine.engine.models.families.reading import put_in_columns
 from zmqengine.engine.models.layers import Unsupported
 
 _FAMILIES = (llama, gemma, gpt_oss, glm4_moe, qwen_next, lfm2)
@@ -36,13 +37,15 @@ def read_weights(model: Any, *, in_columns: bool = False) -> DecoderWeights:
     """The weights of a model of mlx-lm, whose modules keep views of them. Raises Unsupported.
 
     For a model with images: those of its `language_model`. `in_columns`: the weights of an output become a column in
-    memory, except in embeddings and mixtures of experts.
+    memory, except those of experts.
     """
     model = getattr(model, "language_model", model)
     package, _, name = type(model).__module__.rpartition(".")
     for family in _FAMILIES:
         if package == "mlx_lm.models" and name in family.MODULES:
-            weights: DecoderWeights = family.read(model, in_columns=in_columns)
+            if in_columns:
+                put_in_columns(model)
+            weights: DecoderWeights = family.read(model)
             # While weights were joined they were in memory twice.
             mx.clear_cache()
             return weights

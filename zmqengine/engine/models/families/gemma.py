@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import mlx.core as mx
-from mlx.nn.layers.activations import gelu_approx
 
 from zmqengine.engine.models.architecture import Before, DecoderWeights, Stream
 from zmqengine.engine.models.families.reading import (
@@ -97,7 +96,7 @@ class OwnInput(NamedTuple):
 
     def added_to(self, ops: Ops, hidden: Any, own: Any) -> Stream:
         """The hidden states, and what is added to them for an input [tokens, width]."""
-        gated = gelu_approx(ops.product(hidden, self.gate)) * own
+        gated = ops.activate("gelu", ops.product(hidden, self.gate), own)
         return Stream(hidden, ops.product(gated, self.projection), self.norm)
 
 
@@ -118,7 +117,7 @@ class OwnInputs(NamedTuple):
         return [inputs[:, layer] for layer in range(self.layers)]
 
 
-def read(model: Any, *, in_columns: bool = False) -> DecoderWeights:
+def read(model: Any) -> DecoderWeights:
     """The weights of a model. See `families.read_weights`."""
     inner = model.model
     is_tied = "lm_head" not in model

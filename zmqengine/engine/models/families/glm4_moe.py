@@ -25,7 +25,7 @@ from zmqengine.engine.models.layers import Experts, Gated, Linear, Router, Unsup
 MODULES = ("glm4_moe",)
 
 
-def read(model: Any, *, in_columns: bool = False) -> DecoderWeights:
+def read(model: Any) -> DecoderWeights:
     """The weights of a model. See `families.read_weights`."""
     head = head_of(model)
     for layer in model.model.layers:

@@ -25,7 +25,7 @@ from zmqengine.engine.models.layers import Experts, HeadShape, Router
 MODULES = ("gpt_oss",)
 
 
-def read(model: Any, *, in_columns: bool = False) -> DecoderWeights:
+def read(model: Any) -> DecoderWeights:
     """The weights of a model. See `families.read_weights`."""
     inner, head = model.model, head_of(model)
     for layer in inner.layers:

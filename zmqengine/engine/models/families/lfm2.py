@@ -24,7 +24,7 @@ from zmqengine.engine.models.recurrence import ShortConvolution
 MODULES = ("lfm2", "lfm2_moe")
 
 
-def read(model: Any, *, in_columns: bool = False) -> DecoderWeights:
+def read(model: Any) -> DecoderWeights:
     """The weights of a model. See `families.read_weights`."""
     inner = model.model
     expect_parts(model, "model")

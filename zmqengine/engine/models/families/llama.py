@@ -16,7 +16,6 @@ from zmqengine.engine.models.families.reading import (
     head_of,
     linear_of,
     norm_of,
-    put_in_columns,
     qkv_of,
     query_key_names,
     query_key_norms,
@@ -55,24 +54,22 @@ class LlamaLayer(NamedTuple):
         return Stream(hidden, ops.mlp(normed, self.mlp))
 
 
-def read(model: Any, *, in_columns: bool = False) -> DecoderWeights:
+def read(model: Any) -> DecoderWeights:
     """The weights of a model. See `families.read_weights`."""
     inner, is_tied = model.model, model.args.tie_word_embeddings
     head = head_of(model, is_tied=is_tied)
     # Check all parts before the first is changed.
     for layer in inner.layers:
         _check(layer)
-    if in_columns and not is_tied:
-        put_in_columns(head)
     window = getattr(inner, "sliding_window", None)
-    layers = [_layer(layer, window, in_columns=in_columns) for layer in inner.layers]
+    layers = [_layer(layer, window) for layer in inner.layers]
     return weights_of(model, layers, head)
 
 
 def read_layer(layer: Any) -> LlamaLayer:
     """The weights of a layer alone. Raises Unsupported."""
     _check(layer)
-    return _layer(layer, None, in_columns=False)
+    return _layer(layer, None)
 
 
 def _check(layer: Any) -> None:
@@ -90,18 +87,16 @@ def _check(layer: Any) -> None:
     expect_products(mlp.gate_proj, mlp.up_proj, mlp.down_proj)
 
 
-def _layer(layer: Any, window: int | None, *, in_columns: bool) -> LlamaLayer:
+def _layer(layer: Any, window: int | None) -> LlamaLayer:
     attention = layer.self_attn
-    if in_columns:
-        put_in_columns(attention.o_proj)
     window = window if getattr(layer, "use_sliding", False) else None
     return LlamaLayer(
         norm_of(layer.input_layernorm),
-        qkv_of(attention, in_columns=in_columns),
+        qkv_of(attention),
         heads_of(attention, layer.input_layernorm.weight.dtype, window),
         linear_of(attention.o_proj),
         norm_of(layer.post_attention_layernorm),
-        _experts(layer.mlp) if "switch_mlp" in layer.mlp else gated_of(layer.mlp, in_columns=in_columns),
+        _experts(layer.mlp) if "switch_mlp" in layer.mlp else gated_of(layer.mlp),
     )
 
 

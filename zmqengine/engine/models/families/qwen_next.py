@@ -53,12 +53,12 @@ class QwenNextLayer(NamedTuple):
     def after(self, ops: Ops, before: Before, mixed: Any, beside: tuple[Any, ...]) -> Stream:
         """See `DecoderLayer`."""
         for gate in before.kept:
-            mixed = mixed * mx.sigmoid(gate)
+            mixed = ops.activate("sigmoid", gate, mixed)
         hidden, normed = ops.add_and_norm(before.hidden, ops.product(mixed, self.out), self.mlp_norm)
         return Stream(hidden, ops.mlp(normed, self.mlp))
 
 
-def read(model: Any, *, in_columns: bool = False) -> DecoderWeights:
+def read(model: Any) -> DecoderWeights:
     """The weights of a model. See `families.read_weights`."""
     head = head_of(model, is_tied=model.args.tie_word_embeddings)
     for layer in model.model.layers:

@@ -60,6 +60,8 @@ def expect_products(*modules: Any) -> None:
             raise Unsupported(f"a product is a {type(module).__name__}")
 
 
+_IN_COLUMNS = "zmqengine_in_columns"
+"""Attribute of a module whose weights are stored in columns."""
 _QKV = ("q_proj", "k_proj", "v_proj")
 
 
@@ -74,9 +76,9 @@ def query_key_names(attention: Any) -> tuple[str, ...]:
     return ("q_norm", "k_norm") if "q_norm" in attention else ()
 
 
-def qkv_of(attention: Any, *, in_columns: bool = False) -> tuple[Linear, ...]:
+def qkv_of(attention: Any) -> tuple[Linear, ...]:
     """The joined product of queries, keys and values, or three."""
-    return joined([attention[name] for name in _QKV], in_columns=in_columns)
+    return joined([attention[name] for name in _QKV])
 
 
 def head_of(model: Any, *, is_tied: bool = False) -> Any:
@@ -127,15 +129,12 @@ def rotation_of(rope: Any) -> RotaryEmbedding:
     raise Unsupported(f"positions are a {kind.__name__}")
 
 
-def gated_of(mlp: Any, activation: str = "silu", *, in_columns: bool = False) -> Gated:
+def gated_of(mlp: Any, activation: str = "silu") -> Gated:
     """A gated MLP, or those of all experts."""
-    if in_columns:
-        put_in_columns(mlp.down_proj)
-    gate_up = joined([mlp.gate_proj, mlp.up_proj], in_columns=in_columns)
-    return Gated(gate_up, linear_of(mlp.down_proj), activation)
+    return Gated(joined([mlp.gate_proj, mlp.up_proj]), linear_of(mlp.down_proj), activation)
 
 
-def joined(modules: Sequence[Any], *, in_columns: bool = False) -> tuple[Linear, ...]:
+def joined(modules: Sequence[Any]) -> tuple[Linear, ...]:
     """Join products whose weights have equal form; their modules get views of the joined arrays."""
     parts = [linear_of(module) for module in modules]
     if len({_likeness(part) for part in parts}) > 1:
@@ -147,7 +146,7 @@ def joined(modules: Sequence[Any], *, in_columns: bool = False) -> tuple[Linear,
         for name in ("weight", "scales", "biases", "bias")
         if modules[0].get(name) is not None
     }
-    if in_columns and not parts[0].bits:
+    if all(getattr(module, _IN_COLUMNS, False) for module in modules):
         arrays["weight"] = _columns(arrays["weight"])
     mx.eval(arrays)
     for module, part, end in zip(modules, parts, ends, strict=True):
@@ -159,11 +158,20 @@ def joined(modules: Sequence[Any], *, in_columns: bool = False) -> tuple[Linear,
     return (with_view(Linear(bits=first.bits, group_size=first.group_size, mode=first.mode, **arrays)),)
 
 
-def put_in_columns(module: Any) -> None:
-    """Store the weights of a module that are not quantised so that those of an output are a column."""
-    if type(module) not in _QUANTISED:
-        module["weight"] = _columns(module["weight"])
-        mx.eval(module["weight"])
+def put_in_columns(model: Any) -> None:
+    """Store the weights of products so that those of an output are a column, where they are not quantised.
+
+    Those of an embedding too that is the product with the vocabulary. Not those of experts: MLX's products of sorted
+    rows read such views wrongly (github.com/ml-explore/mlx/issues/4253).
+    """
+    modules = dict(model.named_modules())
+    is_tied = not any(name.endswith("lm_head") for name in modules)
+    for name, module in modules.items():
+        is_head = is_tied and type(module) is Embedding and name.endswith("embed_tokens")
+        if is_head or type(module) is LinearModule:
+            module["weight"] = _columns(module["weight"])
+            mx.eval(module["weight"])
+            setattr(module, _IN_COLUMNS, True)
 
 
 def _columns(weight: mx.array) -> mx.array:
