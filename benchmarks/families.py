@@ -28,7 +28,7 @@ from zmqengine.bench.load.prompts import Prompts, prompts_for, vocabulary_of_fil
 from zmqengine.bench.models.random_model import model_directory_of
 from zmqengine.bench.options import ScenarioOptions
 from zmqengine.bench.reports import machine
-from zmqengine.bench.reports.report import BenchReport, Cell, ModelFacts, Rounds, TargetFacts, save
+from zmqengine.bench.reports.report import BenchReport, Cell, ModelFacts, Rounds, TargetFacts, load, save
 from zmqengine.bench.reports.target_facts import target_facts
 from zmqengine.bench.scenarios.chat import conversation
 from zmqengine.bench.servers.started import StartPlan, started
@@ -156,6 +156,14 @@ def _processor_time(target: TargetSpec) -> Callable[[], float]:
     return clock
 
 
+def with_others(report: BenchReport, earlier: BenchReport) -> BenchReport:
+    """The report with what an earlier one has of other families, all in one order."""
+    cells = [cell for cell in earlier.cells if cell.scenario not in report.scenarios()] + report.cells
+    return msgspec.structs.replace(
+        report, cells=sorted(cells, key=lambda cell: list(FAMILIES).index(cell.scenario))
+    )
+
+
 def table(report: BenchReport) -> list[str]:
     """A line of Markdown for each family: figures, and ours over the better of the others, round by round."""
     others = [label for label in report.labels() if label != OURS]
@@ -201,7 +209,9 @@ def _ratio(report: BenchReport, family: str, measure: str, better: Callable[[lis
 @click.option("--requests", default=3, show_default=True, help="Of each user in a round.")
 @click.option("--wall", is_flag=True, help="Measure the time that passes.")
 @click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the report here, as JSON."
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the report here, as JSON. Families that it has and that are not measured stay.",
 )
 def main(
     families: tuple[str, ...], models: Path | None, rounds: int, requests: int, wall: bool, out: Path | None
@@ -211,6 +221,8 @@ def main(
         work = Work(requests, wall=wall)
         report = measure(families or tuple(FAMILIES), models or Path(scratch), work, rounds, show_progress)
     if out:
+        if out.is_file():
+            report = with_others(report, load(out))
         save(report, out)
     click.echo("\n".join(table(report)))
 

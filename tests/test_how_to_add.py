@@ -94,7 +94,7 @@ def test_a_sampling_parameter_is_spelled_only_where_the_page_says(name: str) -> 
         # mlx-lm's mixtures of experts call the number of those that they choose so.
         kernel |= {
             f"zmqengine/engine/models/families/{family}.py"
-            for family in ("llama", "glm4_moe", "lfm2", "qwen_next")
+            for family in ("deepseek", "llama", "glm4_moe", "lfm2", "qwen_next")
         }
     found = spelled(name) - kernel
     assert len(found & engine) == 1

@@ -11,9 +11,10 @@ from mlx_lm.generate import batch_generate
 
 from tests.support.engines import finish
 from zmqengine.bench.load.prompts import prompts_for, vocabulary_of_file
+from zmqengine.bench.models import random_model
 from zmqengine.bench.models.model_facts import model_directory, model_facts
 from zmqengine.bench.models.model_shapes import SHAPES, ModelShape
-from zmqengine.bench.models.random_model import make_model
+from zmqengine.bench.models.random_model import make_model, model_directory_of
 from zmqengine.bench.targets.target import TargetError
 from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.open import open_mlx_engine
@@ -78,6 +79,19 @@ def test_every_family_answers_to_the_end_with_the_tokens_of_mlx_lm(tmp_path: Pat
     opened.engine.insert([RowRequest(1, [100, 200, 300], 20)])
     assert [token.token for token in finish(opened.engine).tokens[1]] == answers.token_ids[0]
     assert len(answers.token_ids[0]) == 20
+
+
+def test_a_model_is_named_by_its_shape_and_its_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of shapes have dashes of their own."""
+    made: list[tuple[str, int | None]] = []
+    monkeypatch.setattr(
+        random_model, "make_model", lambda name, shape, out, *, bits: made.append((name, bits))
+    )
+    for name in ("25m", "25m-4bit", "gpt-oss-25m", "gpt-oss-25m-8bit"):
+        assert model_directory_of(name, tmp_path) == tmp_path / name
+    assert made == [("25m", None), ("25m", 4), ("gpt-oss-25m", None), ("gpt-oss-25m", 8)]
+    with pytest.raises(TargetError, match="no model gpt"):
+        model_directory_of("gpt-4bit", tmp_path)
 
 
 def test_a_report_says_that_the_weights_are_random(model_path: Path) -> None:

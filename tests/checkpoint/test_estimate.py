@@ -126,7 +126,7 @@ def test_types_that_take_slots_are_those_of_our_decoder() -> None:
     modules = {name for family in families._FAMILIES for name in family.MODULES}
     assert modules <= _SLOT_TYPES
     # Types that mlx-lm reads by such a module, or around one.
-    assert _SLOT_TYPES - modules == {"mistral", "gemma3", "gemma4", "qwen3_5_text", "qwen3_5_moe"}
+    assert _SLOT_TYPES - modules == {"mistral", "gemma3", "gemma4", "qwen3_5_text", "qwen3_5_moe", "kimi_k2"}
 
 
 def test_a_model_that_also_sees_has_its_text_part_read() -> None:

@@ -15,8 +15,20 @@ SLOT_SIZES_MAX = 8
 VERIFY_TOKENS = 8
 """Tokens of the widest verify block, which a row's slot has room for behind its tokens."""
 _SLOT_TYPES = {
-    *("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma3", "gemma3_text", "gemma4", "gemma4_text"),
+    *(
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "qwen3_moe",
+        "mimo",
+        "gemma3",
+        "gemma3_text",
+        "gemma4",
+        "gemma4_text",
+    ),
     *("gpt_oss", "glm4_moe", "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "lfm2", "lfm2_moe"),
+    *("deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25", "kimi_vl", "glm4_moe_lite"),
 }
 """Types of the models that our own decoder computes."""
 _FIXED_KINDS = {"linear_attention", "mamba", "mamba2", "recurrent", "conv", "rwkv"}

@@ -29,9 +29,9 @@ PACKED = [heads._replace(dim=96, scale=0.1) for heads in HEADS]
 KINDS: dict[str, tuple[Any, Any, list[HeadShape]]] = {
     "mlx, fused": (lambda: MlxAttention(HEADS, range(len(HEADS)), is_fused=True), MlxStorage, HEADS),
     "mlx, not fused": (lambda: MlxAttention(HEADS, range(len(HEADS)), is_fused=False), MlxStorage, HEADS),
-    "numpy": (lambda: NumpyAttention(HEADS), NumpyStorage, HEADS),
+    "numpy": (lambda: NumpyAttention(HEADS, range(len(HEADS))), NumpyStorage, HEADS),
     "mlx, in 8 bits": (lambda: MlxAttention(PACKED, range(len(PACKED))), MlxStorage, PACKED),
-    "numpy, in 8 bits": (lambda: NumpyAttention(PACKED), NumpyStorage, PACKED),
+    "numpy, in 8 bits": (lambda: NumpyAttention(PACKED, range(len(PACKED))), NumpyStorage, PACKED),
 }
 
 

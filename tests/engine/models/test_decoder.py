@@ -147,6 +147,16 @@ def test_hidden_states_of_chosen_layers_are_those_between_them(*, replays: bool)
     assert alike(np.array(passed.last), np.array(model.model.norm(wanted[-1])[0]))
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v3"])
+def test_quantised_latents_give_the_logits_of_mlx_lm(name: str, bits: int) -> None:
+    """Where mlx-lm absorbs the up-projections itself, and where it does not."""
+    wide = ("kv_lora_rank", "q_lora_rank", "v_head_dim", "qk_nope_head_dim", "moe_intermediate_size")
+    model = build_packed({**FAMILY[name], **dict.fromkeys(wide, 64)}, f"{bits} bits by 64")
+    wanted = whole(model)
+    assert all(map(alike, steps(runner_on(read_weights(model), PlainOps())), wanted))
+
+
 @pytest.mark.parametrize("name", FAMILY)
 def test_numpy_gives_the_same(name: str) -> None:
     """Of every family, in float32."""

@@ -88,7 +88,15 @@ def same(run: Run, wanted: Run, row: int) -> None:
         "lfm2",
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("gemma3_text", "gemma4_text", "gpt_oss", "glm4_moe", "qwen3_5", "qwen3_next")
+            for name in (
+                "gemma3_text",
+                "gemma4_text",
+                "gpt_oss",
+                "glm4_moe",
+                "deepseek_v3",
+                "qwen3_5",
+                "qwen3_next",
+            )
         ),
     ],
 )

@@ -95,6 +95,27 @@ _SHARED_EXPERT: dict[str, Any] = {
     "shared_expert_intermediate_size": 32,
     "norm_topk_prob": True,
 }
+_LATENT: dict[str, Any] = {
+    **_BASE,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+    "qk_nope_head_dim": 16,
+    "moe_intermediate_size": 32,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1,
+    "moe_layer_freq": 1,
+}
+_DEEPSEEK_YARN: dict[str, Any] = {
+    "type": "yarn",
+    "factor": 2.0,
+    "mscale": 1.0,
+    "original_max_position_embeddings": 1024,
+    "beta_fast": 32,
+    "beta_slow": 1,
+}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "sliding window": SLIDING,
@@ -226,29 +247,23 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "olmo2": {**_BASE, "model_type": "olmo2"},
     # Keys and values of all heads come out of one small vector a token.
     "deepseek_v2": {
-        **_BASE,
+        **_LATENT,
         "model_type": "deepseek_v2",
-        "num_key_value_heads": 4,
-        "kv_lora_rank": 16,
-        "q_lora_rank": 32,
-        "qk_rope_head_dim": 16,
-        "v_head_dim": 16,
-        "qk_nope_head_dim": 16,
-        "moe_intermediate_size": 32,
         "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "first_k_dense_replace": 1,
-        "moe_layer_freq": 1,
-        "rope_scaling": {
-            "type": "yarn",
-            "factor": 2.0,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-            "original_max_position_embeddings": 1024,
-            "beta_fast": 32,
-            "beta_slow": 1,
-        },
+        "rope_scaling": {**_DEEPSEEK_YARN, "mscale_all_dim": 1.0},
     },
+    # The same, with experts chosen from two of four groups.
+    "deepseek_v3": {
+        **_LATENT,
+        "model_type": "deepseek_v3",
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 2.5,
+        "rope_scaling": {**_DEEPSEEK_YARN, "mscale_all_dim": 0.8},
+    },
+    "glm4_moe_lite": {**_LATENT, "model_type": "glm4_moe_lite", "q_lora_rank": None, "n_routed_experts": 4},
     # Layers that hold two caches each: a recurrent state beside keys and values.
     "falcon_h1": {
         **_BASE,

@@ -35,8 +35,9 @@ class NumpyStorage:
 
     def zeros(self, shape: Sequence[int], dtype: mx.Dtype) -> Array:
         """See `SlotStorage`. A mapping of its own: malloc would clear all of a block that was in use before."""
-        pages = mmap.mmap(-1, 4 * math.prod(shape), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        return np.frombuffer(pages, np.uint32 if dtype == mx.uint32 else np.float32).reshape(shape)
+        count = math.prod(shape)
+        pages = mmap.mmap(-1, 4 * max(1, count), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return np.frombuffer(pages, np.uint32 if dtype == mx.uint32 else np.float32, count).reshape(shape)
 
     def joined(self, first: Array, second: Array) -> Array:
         """See `SlotStorage`."""
@@ -98,6 +99,8 @@ class NumpyAttention:
                 all_keys, all_values = pool.pool.keys[cache], pool.pool.values[cache]
                 for array, columns in zip((all_keys, all_values), keys_values, strict=False):
                     _write(array, pool, columns[pool.tokens])
+                if heads.value_dims is not None:
+                    all_values = all_keys[..., -heads.value_dims :]
                 outputs = attended[pool.tokens]
                 if pool.short is not None:
                     _attend_short(
@@ -159,7 +162,7 @@ def _attend_short(
     total = _to_powers(scores, sinks)
     attended = _sums(scores, values, ends)
     attended /= total
-    by_token = attended.reshape(rows, heads.key_heads, group, width, heads.dim).transpose(0, 3, 1, 2, 4)
+    by_token = attended.reshape(rows, heads.key_heads, group, width, -1).transpose(0, 3, 1, 2, 4)
     by_token = by_token.reshape(rows * width, -1)
     count = sum(piece.count for piece in pool.prompts)
     short_tokens = len(pool.slots) - count
@@ -261,8 +264,8 @@ def _attend_prompt(
             total = _to_powers(scores, sinks)
             attended = scores @ head_values[first:stop]
             attended /= total
-            by_token = outputs[at : at + tokens].reshape(tokens, heads.heads, dim)
-            by_token[:, own] = attended.reshape(group, tokens, dim).swapaxes(0, 1)
+            by_token = outputs[at : at + tokens].reshape(tokens, heads.heads, -1)
+            by_token[:, own] = attended.reshape(group, tokens, -1).swapaxes(0, 1)
 
 
 def _to_powers(scores: Array, sinks: Array | None) -> Array:

@@ -79,6 +79,15 @@ class NumpyOps(PlainOps):
             outputs.append(product if self.deltas is None else self.deltas.add(product, inputs, linear))
         return outputs[0] if len(outputs) == 1 else np.concatenate(outputs, axis=-1)
 
+    def product_by_head(self, inputs: Array, linear: Linear) -> Array:
+        """See `Ops`."""
+        weights: Array = linear.transposed
+        return (inputs.swapaxes(0, 1) @ weights).swapaxes(0, 1)
+
+    def concatenate(self, *arrays: Array) -> Array:
+        """See `Ops`."""
+        return np.concatenate(arrays, axis=-1)
+
     def gated(self, inputs: Array, gate_up: tuple[Linear, ...], activation: str) -> Array:
         """See `PlainOps`."""
         return self.activate(activation, *np.split(self.product(inputs, *gate_up), 2, axis=-1))
@@ -94,14 +103,16 @@ class NumpyOps(PlainOps):
     def mixture(self, inputs: Array, logits: Array, experts: Experts) -> Array:
         """See `PlainOps`."""
         chosen, shares = _routed(logits, experts.router)
-        outputs = np.zeros_like(inputs)
+        outputs, deltas = np.zeros_like(inputs), self.deltas
         for number in np.unique(chosen):
             tokens, places = np.nonzero(chosen == number)
+            self.deltas = None if deltas is None else deltas.chosen(tokens)
             gate_up = tuple(_of_expert(linear, number) for linear in experts.gate_up)
             gated = self.gated(inputs[tokens], gate_up, experts.activation)
             found = self.product(gated, _of_expert(experts.down, number))
             # A token chooses an expert once.
             outputs[tokens] += found * shares[tokens, places, None]
+        self.deltas = deltas
         return outputs
 
     def rotate(self, product: Array, heads: HeadShape, positions: Any) -> tuple[Array, ...]:
@@ -171,7 +182,10 @@ def _turned(product: Array, heads: HeadShape, angles: tuple[Array, Array] | None
         rotated = _by_angles(
             rotated, *angles, traditional=heads.rotation is not None and heads.rotation.traditional
         )
-    return (rotated,) if heads.reads_only else (rotated[:, :count], rotated[:, count:], values)
+    if heads.reads_only:
+        return (rotated,)
+    keys_values = (rotated[:, count:], values)
+    return rotated[:, :count], *keys_values[: 1 if heads.value_dims is not None else 2]
 
 
 def _by_angles(states: Array, cos: Array, sin: Array, *, traditional: bool) -> Array:
@@ -190,7 +204,9 @@ def _of_expert(linear: Linear, number: int) -> Linear:
     """The weights of one of the experts."""
     assert linear.transposed is not None, "weights in full width have a view"
     bias = None if linear.bias is None else linear.bias[number]
-    return Linear(linear.weight[number], linear.transposed[number], bias=bias)
+    # Of all adapters.
+    down, up = (None if each is None else each[:, number] for each in (linear.down, linear.up))
+    return Linear(linear.weight[number], linear.transposed[number], bias=bias, down=down, up=up)
 
 
 def _routed(logits: Array, router: Router) -> tuple[Array, Array]:
@@ -201,6 +217,8 @@ def _routed(logits: Array, router: Router) -> tuple[Array, Array]:
     elif router.shares == "sigmoid":
         shares = 1 / (1 + np.exp(-logits))
     ranked = shares if router.bias is None else shares + router.bias
+    if router.groups > 1:
+        ranked = _within_groups(ranked, router)
     chosen = np.argpartition(ranked, -router.per_token, axis=-1)[:, -router.per_token :]
     shares = np.take_along_axis(shares, chosen, axis=-1)
     if router.shares == "chosen":
@@ -209,6 +227,16 @@ def _routed(logits: Array, router: Router) -> tuple[Array, Array]:
         shares = shares / shares.sum(axis=-1, keepdims=True)
     scale = router.scale if isinstance(router.scale, float) else router.scale[chosen]
     return chosen, shares * scale
+
+
+def _within_groups(ranked: Array, router: Router) -> Array:
+    """The ranks of experts [tokens, experts], 0 in groups that are not chosen from."""
+    apart = ranked.reshape(len(ranked), router.groups, -1)
+    best = np.sort(apart, axis=-1)[..., -router.group_best :].sum(axis=-1)
+    others = np.argsort(best, axis=-1)[:, : router.groups - router.groups_used, None]
+    apart = apart.copy()
+    np.put_along_axis(apart, others, 0, axis=1)
+    return apart.reshape(ranked.shape)
 
 
 def _softmax(numbers: Array) -> Array:

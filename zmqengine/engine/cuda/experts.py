@@ -37,6 +37,7 @@ def supports(experts: Experts) -> bool:
         and experts.gate_up[0].dtype == experts.down.dtype
         and router.linear.outputs <= _EXPERTS_MAX
         and router.per_token <= _PER_TOKEN_MAX
+        and router.groups == 1
     )
 
 

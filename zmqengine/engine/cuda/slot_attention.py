@@ -147,7 +147,10 @@ class CudaAttention:
 def supports(layers: Sequence[HeadShape]) -> bool:
     """Whether the kernels support all of these layers."""
     return all(
-        heads.heads % heads.key_heads == 0 and rotates(heads) and attention.supports(heads.dtype, heads.dim)
+        heads.heads % heads.key_heads == 0
+        and heads.value_dims is None
+        and rotates(heads)
+        and attention.supports(heads.dtype, heads.dim)
         for heads in layers
     )
 

@@ -19,12 +19,16 @@ COPIED_TOKENS = 1024
 
 
 class KVShape(NamedTuple):
-    """Keys and values of one layer: `heads` of `dim` numbers a token, in 8 bits where they have a `group_size`."""
+    """Keys and values of one layer: `heads` of `dim` numbers a token, in 8 bits where they have a `group_size`.
+
+    Without values of their own these are a part of keys.
+    """
 
     heads: int
     dim: int
     dtype: mx.Dtype
     group_size: int | None = None
+    has_values: bool = True
 
     @property
     def parts(self) -> list[tuple[str, KVShape]]:
@@ -38,12 +42,17 @@ class KVShape(NamedTuple):
     @property
     def wide_bytes(self) -> int:
         """Bytes of the keys and values of one token with all bits."""
-        return 2 * self.heads * self.dim * self.dtype.size
+        return (2 if self.has_values else 1) * self.heads * self.dim * self.dtype.size
 
     @property
     def token_bytes(self) -> int:
         """Bytes of the keys and values of one token."""
         return sum(part.wide_bytes for _, part in self.parts)
+
+    @property
+    def array_bytes(self) -> int:
+        """Bytes of the keys of one token."""
+        return self.token_bytes // (2 if self.has_values else 1)
 
 
 ArrayNames = Sequence[tuple[int, str]]
@@ -55,7 +64,9 @@ def grouped(shapes: Sequence[KVShape]) -> dict[KVShape, list[tuple[int, str]]]:
     groups: dict[KVShape, list[tuple[int, str]]] = {}
     for layer, shape in enumerate(shapes):
         for end, part in shape.parts:
-            groups.setdefault(part, []).extend([(layer, "keys" + end), (layer, "values" + end)])
+            groups.setdefault(part, []).append((layer, "keys" + end))
+            if shape.has_values:
+                groups[part].append((layer, "values" + end))
     return groups
 
 
@@ -407,19 +418,21 @@ class SlotPool:
         if self._storage.on_mlx:
             more = min(more, 1 + max(0, ahead_bytes) // self.slot_bytes)
 
-        def fresh(shape: KVShape) -> Any:
+        def fresh(shape: KVShape, name: str) -> Any:
+            # An array of no width, where values are a part of keys.
+            is_kept = name == "keys" or shape.has_values
             parts = [
-                self._storage.zeros((more, part.heads, self.capacity, part.dim), part.dtype)
+                self._storage.zeros((more, part.heads, self.capacity, part.dim if is_kept else 0), part.dtype)
                 for _, part in shape.parts
             ]
             return parts[0] if shape.group_size is None else PackedColumns(*parts)
 
-        if not self.keys:
-            self.keys, self.values = list(map(fresh, self._shapes)), list(map(fresh, self._shapes))
-        else:
-            for arrays in (self.keys, self.values):
+        for name, arrays in (("keys", self.keys), ("values", self.values)):
+            if not arrays:
+                arrays += [fresh(shape, name) for shape in self._shapes]
+            else:
                 for layer, shape in enumerate(self._shapes):
-                    arrays[layer] = by_part(self._storage.joined, arrays[layer], fresh(shape))
+                    arrays[layer] = by_part(self._storage.joined, arrays[layer], fresh(shape, name))
         self.replaced()
 
 
@@ -504,7 +517,7 @@ class Slots:
     @property
     def largest_array_bytes(self) -> int:
         """Bytes of the largest array: pools grow and shrink array by array."""
-        token_bytes = max(each.token_bytes for each in self.shapes) // 2
+        token_bytes = max(each.array_bytes for each in self.shapes)
         return max((pool.bytes for pool in self.pools.values()), default=0) * token_bytes // self._token_bytes
 
     @property

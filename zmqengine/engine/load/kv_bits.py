@@ -39,7 +39,7 @@ def _why_wide(runner: ModelRunner, *, is_gpu: bool) -> str:
     if not runner.decoder.mixing.reads_packed:
         return "kernels for this device read all bits"
     if not any(shape.group_size for shape in runner.in_8_bits().slots.shapes):
-        return "32 divides the head dimension of no layer but the last"
+        return "no layer but the last has keys and values apart whose head dimension 32 divides"
     if not is_gpu and any(shape.dtype != mx.float32 for shape in runner.slots.shapes):
         # 163 ms a layer for 16,384 columns in bfloat16, with all bits 27; in float32 both take 10.
         return "on a CPU products with packed columns are slow but in float32"

@@ -144,7 +144,11 @@ def heads_together(group: int, dim: int) -> int:
 def supports(layers: Sequence[HeadShape]) -> bool:
     """Whether the kernel supports all of these layers."""
     return all(
-        heads.dim in DIMS and heads.dtype in DTYPES and heads.heads % heads.key_heads == 0 for heads in layers
+        heads.dim in DIMS
+        and heads.dtype in DTYPES
+        and heads.heads % heads.key_heads == 0
+        and heads.value_dims is None
+        for heads in layers
     )
 
 

@@ -260,9 +260,11 @@ class MlxAttention:
             if len(pools) > 1 or len(pool.layout.slots) < len(queries):
                 queries, *keys_values = (array[pool.layout.tokens] for array in qkv)
             all_keys, all_values = pool.layout.pool.keys[cache], pool.layout.pool.values[cache]
-            if not heads.reads_only:
-                for array, numbers in zip((all_keys, all_values), keys_values, strict=True):
-                    _write(array, pool, numbers)
+            # Neither of them, or keys alone, for some layers.
+            for array, numbers in zip((all_keys, all_values), keys_values, strict=False):
+                _write(array, pool, numbers)
+            if heads.value_dims is not None:
+                all_values = all_keys[..., -heads.value_dims :]
             masks = iter(pool.masks[heads.window])
             if (short := pool.layout.short) is not None:
                 rows, width = short.tokens.shape
@@ -304,7 +306,8 @@ def _attend(
 ) -> mx.array:
     """Attention [rows, heads, width, dim] of queries of the same shape, over keys and values
     [rows, key heads, columns, dim]."""
-    if heads.cap is not None:
+    # MLX has no fused attention for the dimensions of latents, and would read them once for each head.
+    if heads.cap is not None or heads.value_dims is not None:
         return _attend_unfused(queries, keys, values, heads, mask)
     return mx.fast.scaled_dot_product_attention(
         queries, keys, values, scale=heads.scale, mask=mask, sinks=heads.sinks
@@ -317,11 +320,10 @@ def _attend_unfused(queries: mx.array, keys: Any, values: Any, heads: HeadShape,
     group = count // heads.key_heads
     grouped = queries.reshape(rows, heads.key_heads, group * width, dim)
     scores = _product(grouped, keys, transpose=True)
-    if width > 1:
-        mask = mx.tile(mask, (1, 1, group, 1))
     if heads.cap is not None:
         scores = capped(scores * heads.scale, heads.cap) / heads.scale
-    scores = _masked(scores, mask, heads.scale)
+    apart = _masked(mx.unflatten(scores, 2, (group, width)), mask[:, :, None], heads.scale)
+    scores = apart.flatten(2, 3)
     if heads.sinks is not None:
         sinks = mx.repeat(heads.sinks.astype(scores.dtype), width).reshape(
             1, heads.key_heads, group * width, 1
@@ -330,7 +332,7 @@ def _attend_unfused(queries: mx.array, keys: Any, values: Any, heads: HeadShape,
     shares = mx.softmax(scores, axis=-1, precise=True)
     if heads.sinks is not None:
         shares = shares[..., :-1]
-    return _product(shares, values, transpose=False).reshape(rows, count, width, dim)
+    return _product(shares, values, transpose=False).reshape(rows, count, width, -1)
 
 
 def _product(inputs: mx.array, columns: Any, *, transpose: bool) -> mx.array:

@@ -88,7 +88,7 @@ class HeadShape(NamedTuple):
 
     A joined product has queries, keys and values in this order. `gated`: each head's queries are followed by as many
     numbers of a gate. `keys_are_values`: values are keys before their norm. `reads_only`: neither keys nor values: the
-    layer reads those of an earlier one.
+    layer reads those of an earlier one. `value_dims`: values are the last numbers of keys, so many, and kept in them.
     """
 
     heads: int
@@ -105,18 +105,12 @@ class HeadShape(NamedTuple):
     gated: bool = False
     keys_are_values: bool = False
     reads_only: bool = False
+    value_dims: int | None = None
 
     @property
     def outputs(self) -> int:
         """Numbers of a token that attention gives."""
-        return self.heads * self.dim
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether attention is no more than Llama's, but for norms and a window."""
-        changed = self.gated or self.keys_are_values or self.reads_only
-        changed = changed or self.cap is not None or self.value_eps is not None or self.sinks is not None
-        return not changed and self.rotation is not None
+        return self.heads * (self.value_dims or self.dim)
 
 
 class Gated(NamedTuple):
@@ -132,7 +126,8 @@ class Router(NamedTuple):
 
     `shares`: "softmax" over all experts; "chosen": over the chosen ones; "sigmoid" of each. `normalised`: the shares of
     the chosen ones add up to 1. `bias` [experts] is added for the choice only; `scale`: a factor of all shares, or
-    [experts] one for each.
+    [experts] one for each. Of `groups` of neighbours `groups_used` are chosen from, those whose `group_best` best
+    experts have the largest sum.
     """
 
     linear: Linear
@@ -141,6 +136,9 @@ class Router(NamedTuple):
     normalised: bool = False
     bias: mx.array | None = None
     scale: float | mx.array = 1.0
+    groups: int = 1
+    groups_used: int = 1
+    group_best: int = 2
 
 
 class Experts(NamedTuple):

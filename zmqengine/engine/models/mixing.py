@@ -37,7 +37,7 @@ class Mixing:
         owners = sorted({sources[number] if sources else number for number in heads})
         shapes: list[HeadShape] = [mixers[number] for number in heads]  # type: ignore[misc]
         self.shapes = [
-            KVShape(each.key_heads, each.dim, each.dtype)
+            KVShape(each.key_heads, each.dim, each.dtype, has_values=each.value_dims is None)
             for number, each in zip(heads, shapes, strict=True)
             if number in owners
         ]

@@ -29,8 +29,10 @@ try:
         RotatingKVCache,
         make_prompt_cache,
     )
+    from mlx_lm.models.deepseek_v2 import DeepseekV2YarnRotaryEmbedding as DeepseekYarnRoPE
     from mlx_lm.models.gemma4_text import DecoderLayer as Gemma4Layer
     from mlx_lm.models.gemma4_text import ModelArgs as Gemma4Args
+    from mlx_lm.models.mla import MultiLinear, QuantizedMultiLinear
     from mlx_lm.models.qwen3 import ModelArgs as Qwen3Args
     from mlx_lm.models.qwen3 import TransformerBlock as Qwen3Layer
     from mlx_lm.models.rope_utils import Llama3RoPE, ProportionalRoPE, SuScaledRoPE, YarnRoPE, initialize_rope
@@ -45,11 +47,14 @@ __all__ = [
     "ArraysCache",
     "BatchRotatingKVCache",
     "CacheList",
+    "DeepseekYarnRoPE",
     "Gemma4Args",
     "Gemma4Layer",
     "KVCache",
     "Llama3RoPE",
+    "MultiLinear",
     "ProportionalRoPE",
+    "QuantizedMultiLinear",
     "QuantizedSwitchLinear",
     "Qwen3Args",
     "Qwen3Layer",

@@ -89,6 +89,15 @@ class Ops(Protocol):
         """The outputs of `linears`, concatenated, [tokens, outputs]."""
         ...
 
+    def product_by_head(self, inputs: Any, linear: Linear) -> Any:
+        """Outputs [tokens, heads, outputs] of inputs [tokens, heads, inputs], each head's by weights of its own,
+        [heads, outputs, inputs]."""
+        ...
+
+    def concatenate(self, *arrays: Any) -> Any:
+        """The numbers of these arrays behind one another, along their last axis."""
+        ...
+
     def mlp(self, inputs: Any, mlp: Gated | Experts, router_inputs: Any = None) -> Any:
         """The output of an MLP, [tokens, dim]. `router_inputs`: inputs of the router of experts, if not `inputs`."""
         ...
@@ -209,6 +218,20 @@ class PlainOps:
             ]
         return found[0] if len(found) == 1 else mx.concatenate(found, axis=-1)
 
+    def product_by_head(self, inputs: mx.array, linear: Linear) -> mx.array:
+        """See `Ops`."""
+        by_head = inputs.swapaxes(0, 1)
+        if linear.bits and len(inputs) <= self.quantised_rows_max:
+            return quantised_product(by_head, linear).swapaxes(0, 1)
+        weights = linear.transposed
+        if weights is None:
+            weights = dequantised(linear).astype(inputs.dtype).swapaxes(-1, -2)
+        return (by_head @ weights).swapaxes(0, 1)
+
+    def concatenate(self, *arrays: mx.array) -> mx.array:
+        """See `Ops`."""
+        return mx.concatenate(list(arrays), axis=-1)
+
     def mlp(self, inputs: mx.array, mlp: Gated | Experts, router_inputs: mx.array | None = None) -> mx.array:
         """See `Ops`."""
         if isinstance(mlp, Gated):
@@ -241,9 +264,10 @@ class PlainOps:
             rotated = turned(rotated, positions)
         elif heads.rotation is not None:
             rotated = _rotated(rotated, heads.rotation, positions)
-        if values is None:
+        if heads.reads_only:
             return (rotated,)
-        return rotated[:, : heads.heads], rotated[:, heads.heads :], values
+        queries, keys = rotated[:, : heads.heads], rotated[:, heads.heads :]
+        return (queries, keys) if values is None else (queries, keys, values)
 
     def attention(self, heads: Sequence[HeadShape], caches: Sequence[int]) -> SlotAttention:
         """See `Ops`."""
@@ -313,6 +337,8 @@ def routed(logits: mx.array, router: Router) -> tuple[mx.array, mx.array]:
     elif router.shares == "sigmoid":
         shares = mx.sigmoid(logits.astype(mx.float32))
     ranked = shares if router.bias is None else shares + router.bias
+    if router.groups > 1:
+        ranked = _within_groups(ranked, router)
     chosen = mx.argpartition(ranked, kth=-count, axis=-1)[..., -count:]
     shares = mx.take_along_axis(shares, chosen, axis=-1)
     if router.shares == "chosen":
@@ -322,6 +348,15 @@ def routed(logits: mx.array, router: Router) -> tuple[mx.array, mx.array]:
     if isinstance(router.scale, mx.array):
         return chosen, shares * router.scale[chosen]
     return chosen, shares if router.scale == 1.0 else shares * router.scale
+
+
+def _within_groups(ranked: mx.array, router: Router) -> mx.array:
+    """The ranks of experts [tokens, experts], 0 in groups that are not chosen from."""
+    apart = mx.unflatten(ranked, -1, (router.groups, -1))
+    best = mx.topk(apart, router.group_best, axis=-1).sum(axis=-1, keepdims=True)
+    unused = router.groups - router.groups_used
+    others = mx.argpartition(best, kth=unused - 1, axis=-2)[..., :unused, :]
+    return mx.put_along_axis(apart, others, mx.array(0, ranked.dtype), axis=-2).flatten(-2, -1)
 
 
 def _rotated(heads: mx.array, rotation: RotaryEmbedding, positions: mx.array) -> mx.array:
@@ -361,7 +396,7 @@ def _normed_heads(product: mx.array, heads: HeadShape) -> tuple[mx.array, mx.arr
     every = product.reshape(tokens, -1, heads.dim)
     rotated = every[:, : count + key_count]
     values: mx.array | None = None
-    if not heads.reads_only:
+    if not heads.reads_only and heads.value_dims is None:
         values = every[:, -key_count:]
         if heads.value_eps is not None:
             values = mx.fast.rms_norm(values, None, heads.value_eps)

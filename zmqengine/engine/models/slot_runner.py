@@ -355,8 +355,10 @@ class SlotRunner:
 
 
 def packed_shapes(shapes: Sequence[KVShape]) -> list[KVShape]:
-    """Shapes in 8 bits, but that of the last layer."""
-    packed = [each._replace(group_size=group_size(each.dim)) for each in shapes[:-1]]
+    """Shapes in 8 bits, but that of the last layer, and latents, which are keys and values at once."""
+    packed = [
+        each._replace(group_size=group_size(each.dim)) if each.has_values else each for each in shapes[:-1]
+    ]
     return [*packed, *shapes[-1:]]
 
 

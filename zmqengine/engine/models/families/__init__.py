@@ -11,6 +11,7 @@ from zmqengine.engine.models.architecture import DecoderWeights
 from zmqengine.engine.models.draft_head import AnyWeights, HeadWeights
 from zmqengine.engine.models.families import (
     assistant,
+    deepseek,
     dflash,
     eagle3,
     gemma,
@@ -24,7 +25,7 @@ from zmqengine.engine.models.families import (
 from zmqengine.engine.models.families.reading import put_in_columns
 from zmqengine.engine.models.layers import Unsupported
 
-_FAMILIES = (llama, gemma, gpt_oss, glm4_moe, qwen_next, lfm2)
+_FAMILIES = (llama, gemma, gpt_oss, glm4_moe, deepseek, qwen_next, lfm2)
 HEAD_FORMS = {
     **dict.fromkeys(qwen_next.MODULES, qwen_next.HEAD),
     **dict.fromkeys(glm4_moe.MODULES, glm4_moe.HEAD),

@@ -45,8 +45,8 @@ def _check(layer: Any) -> None:
     expect_attention(attention, *query_key_names(attention))
     if "switch_mlp" in mlp:
         expect_parts(mlp, "gate", "switch_mlp", optional=["shared_experts"])
-        if mlp.gate.n_group > 1 or mlp.sharding_group is not None:
-            raise Unsupported("experts are chosen by groups")
+        if mlp.sharding_group is not None:
+            raise Unsupported("experts are on several machines")
         mlp = mlp.switch_mlp
     expect_products(mlp.gate_proj, mlp.up_proj, mlp.down_proj)
 
@@ -59,11 +59,12 @@ def _layer(layer: Any) -> LlamaLayer:
         heads_of(attention, layer.input_layernorm.weight.dtype),
         linear_of(attention.o_proj),
         norm_of(layer.post_attention_layernorm),
-        _experts(layer.mlp) if "switch_mlp" in layer.mlp else gated_of(layer.mlp),
+        experts_of(layer.mlp) if "switch_mlp" in layer.mlp else gated_of(layer.mlp),
     )
 
 
-def _experts(mlp: Any) -> Experts:
+def experts_of(mlp: Any) -> Experts:
+    """A mixture whose router chooses by sigmoids with a bias, and the shared expert."""
     gate, gated = mlp.gate, gated_of(mlp.switch_mlp)
     router = Router(
         with_view(Linear(gate.weight)),
@@ -72,6 +73,8 @@ def _experts(mlp: Any) -> Experts:
         normalised=gate.norm_topk_prob and gate.top_k > 1,
         bias=gate.e_score_correction_bias,
         scale=float(gate.routed_scaling_factor),
+        groups=gate.n_group,
+        groups_used=gate.topk_group,
     )
     shared: Gated | None = gated_of(mlp.shared_experts) if "shared_experts" in mlp else None
     return Experts(router, gated.gate_up, gated.down, shared=shared)

@@ -28,16 +28,19 @@ from zmqengine.engine.models.layers import (
     Unsupported,
 )
 from zmqengine.engine.models.mlx_lm import (
+    DeepseekYarnRoPE,
     Llama3RoPE,
+    MultiLinear,
     ProportionalRoPE,
+    QuantizedMultiLinear,
     QuantizedSwitchLinear,
     SuScaledRoPE,
     SwitchLinear,
     YarnRoPE,
 )
 
-_PLAIN = (LinearModule, Embedding, SwitchLinear)
-_QUANTISED = (QuantizedLinear, QuantizedEmbedding, QuantizedSwitchLinear)
+_PLAIN = (LinearModule, Embedding, SwitchLinear, MultiLinear)
+_QUANTISED = (QuantizedLinear, QuantizedEmbedding, QuantizedSwitchLinear, QuantizedMultiLinear)
 # Modes of quantised weights without biases, by bits and group size.
 _MODES = {(4, 32): "mxfp4", (4, 16): "nvfp4", (8, 32): "mxfp8"}
 
@@ -123,6 +126,9 @@ def rotation_of(rope: Any) -> RotaryEmbedding:
         return RotaryEmbedding(rope.dims, rope.traditional, None, 1.0, rope._freqs, 1.0)
     if kind is YarnRoPE:
         return RotaryEmbedding(rope.dims, rope.traditional, None, 1.0, rope._freqs, rope.mscale)
+    if kind is DeepseekYarnRoPE:
+        dims = 2 * rope._freqs.size
+        return RotaryEmbedding(dims, True, None, 1.0, rope._freqs, rope.mscale)
     if kind is SuScaledRoPE:
         return RotaryEmbedding(rope.dim, False, None, 1.0, rope._freqs, rope._scale)
     # DynamicNTKScalingRoPE: its base depends on the length of each row.
