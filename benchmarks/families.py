@@ -167,8 +167,9 @@ def with_others(report: BenchReport, earlier: BenchReport) -> BenchReport:
 def table(report: BenchReport) -> list[str]:
     """A line of Markdown for each family: figures, and ours over the better of the others, round by round."""
     others = [label for label in report.labels() if label != OURS]
+    labels = ", ".join([OURS, *others])
     lines = [
-        f"| family | tokens/s: {', '.join([OURS, *others])} | ratio | TTFT p99 (ms): the same | ratio |",
+        f"| family | tokens/s: {labels} | to the better | TTFT p99 (ms), likewise | to the shorter |",
         "|---|---:|---:|---:|---:|",
     ]
     for family in report.scenarios():

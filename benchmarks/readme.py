@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import click
 
+from benchmarks import families
 from zmqengine.bench.load.measures import kind_of
 from zmqengine.bench.reports.report import BenchReport, Rounds, load
 from zmqengine.bench.reports.tables import Table, machine_line, model_line, text_of
@@ -19,7 +20,7 @@ from zmqengine.bench.targets.target import TargetError
 
 BEGIN = "<!-- performance: begin, made by python -m benchmarks.readme -->"
 END = "<!-- performance: end -->"
-USERS, CHAT = "users-25m", "chat-25m"
+USERS, CHAT, FAMILIES = "users-25m", "chat-25m", "families-25m"
 GPU_CHATS = ("gpu-8b-chat", "gpu-8b-4bit-chat", "gpu-moe-chat")
 SOME_USERS = "8"
 """The number of users by which README compares servers: with more the others fall behind."""
@@ -70,7 +71,28 @@ def summary(results: Path) -> str:
         _described(report),
         f"How it was measured, and more: [{results.name}/README.md]({results.name}/README.md).",
     ]
-    return "\n".join([BEGIN, "", *lines, "", END])
+    return "\n".join([BEGIN, "", *lines, "", *_families(results), END])
+
+
+def _families(results: Path) -> list[str]:
+    """Lines of the table of families; none without its report."""
+    path = results / f"{FAMILIES}.json"
+    if not path.is_file():
+        return []
+    report = load(path)
+    tokens = " to ".join(map(str, report.options["options"]["chat_answer_tokens"]))  # type: ignore[index]
+    rounds = report.options["rounds"]
+    machine = _sentence(machine_line(report).partition(";")[0])
+    return [
+        "Every family on a CPU: models of about 25M random weights in float32, four users who ask at once, prompts",
+        f"as above, answers of {tokens} tokens. Times are processor time of the server alone, since other programs",
+        "ran beside it: `python -m benchmarks.families`.",
+        "",
+        *families.table(report),
+        "",
+        f"{report.started_at[:10]}, {rounds} round. {machine}",
+        "",
+    ]
 
 
 def _on_gpu(paths: Sequence[Path]) -> list[str]:
