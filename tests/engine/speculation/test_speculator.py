@@ -15,8 +15,10 @@ import pytest
 from tests.support.drafts import Erring, by_worth, even_costs, rows_of
 from tests.support.engines import Run, finish, make_engine, runner_of, step
 from tests.support.models import LLAMA, VOCAB_SIZE, build_model
+from zmqengine.bench.models.small_models import ARCHITECTURES
 from zmqengine.engine.host.device import Device
 from zmqengine.engine.interface import RowRequest, Sampling
+from zmqengine.engine.models.slot_recurrence import HeldVerifyBlock
 from zmqengine.engine.row import Row
 from zmqengine.engine.seeds import seed_key
 from zmqengine.engine.speculation.acceptance import Acceptance
@@ -301,6 +303,25 @@ def test_costs_are_measured_for_few_and_many_rows(model, monkeypatch):
     assert costs.ratio(1, 4) >= 1
     assert costs.step_s(9) == costs.step_s(20)
     assert costs.ratio(20, 8) == costs.ratio(21, 4) == float("inf")
+
+
+def test_a_block_costs_what_its_accepted_tokens_take_in_states_that_follow(monkeypatch):
+    """The states of recurrent layers take them in at the beginning of the next step."""
+    now_s = 0.0
+    monkeypatch.setattr(width_costs, "_TRIES_S", 0.0)
+    monkeypatch.setattr(width_costs, "time", SimpleNamespace(perf_counter=lambda: now_s))
+    apply = HeldVerifyBlock.apply
+
+    def applied(self: HeldVerifyBlock) -> None:
+        nonlocal now_s
+        now_s += max(piece.accepted() for piece in self._pieces.values())
+        apply(self)
+
+    monkeypatch.setattr(HeldVerifyBlock, "apply", applied)
+    speculator = by_worth(Ngrams(VOCAB_SIZE), costs=WidthCosts())
+    monkeypatch.setattr(width_costs, "_SECONDS_MAX", 1000.0)
+    make_engine(build_model(ARCHITECTURES["qwen3_5"]), speculator=speculator, rows_max=1)
+    assert speculator.costs.seconds == {1: {1: 0.0, 4: 4.0, 8: 8.0}}
 
 
 def test_costs_of_an_earlier_start_are_not_measured_again(model):
