@@ -9,13 +9,15 @@ import click
 
 from zmqengine.cli.commands.bench import finish, out_option, ranges_option, show_progress
 
-SPECULATION_WORK = ("echo", "edit", "edit draft", "new text", "sampled text", "set drafts", "draft model")
+SPECULATION_WORK = (
+    "echo", "edit", "edit draft", "head", "sampled head", "new text", "sampled text", "set drafts", "draft model",
+)  # fmt: skip
 
 
 @click.command()
 @click.option("--work", multiple=True, type=click.Choice(SPECULATION_WORK), default=("echo", "new text"))
 @click.option(
-    "--model", default="pico", show_default=True, help="Pico or a directory; not for echo and edit."
+    "--model", default="pico", show_default=True, help="Pico or a directory; not for echo, edit and head."
 )
 @click.option("--draft", help="The directory of the smaller model of --work 'draft model'.")
 @click.option("--rounds", default=5, show_default=True)

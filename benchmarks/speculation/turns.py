@@ -21,6 +21,7 @@ from zmqengine.bench.load.measures import Measures
 from zmqengine.bench.reports import machine as this_machine
 from zmqengine.bench.reports.report import BenchReport, Cell, ModelFacts, TargetFacts
 from zmqengine.engine.interface import RowRequest, StepResult
+from zmqengine.engine.models.model_runner import ModelRunner
 from zmqengine.engine.options import EngineOptions
 from zmqengine.engine.speculation.speculator import Speculator
 from zmqengine.engine.step.mlx_engine import MlxEngine
@@ -79,7 +80,7 @@ def speculation(plan: SpeculationPlan, on_progress: Progress) -> BenchReport:
         setting["notes"].append(differ)
     return BenchReport(
         kind="speculation",
-        model=ModelFacts(name=f"the echo and edit models, and {plan.model} for other work"),
+        model=ModelFacts(name=f"the echo, edit and headed models, and {plan.model} for other work"),
         options={**msgspec.to_builtins(plan.options), "rounds": plan.rounds, "seed": plan.seed},
         base="off",
         targets=[TargetFacts(label=label, kind="engine") for label in ("off", "on")],
@@ -93,7 +94,7 @@ class _Pair:
 
     def __init__(self, work: Work) -> None:
         self._work = work
-        self._off = _engine(work, None)
+        self._off = _engine(work, None, work.plain)
         self._speculator = work.speculator()
         self._on = _engine(work, self._speculator)
 
@@ -116,9 +117,9 @@ class _Pair:
         self._on.close()
 
 
-def _engine(work: Work, speculator: Speculator | None) -> MlxEngine:
+def _engine(work: Work, speculator: Speculator | None, runner: ModelRunner | None = None) -> MlxEngine:
     options = EngineOptions(prompt_cache_bytes=0, prefill_chunk=4096, prefill_ms=0)
-    return MlxEngine(work.runner, work.info, options, speculator=speculator)
+    return MlxEngine(runner or work.runner, work.info, options, speculator=speculator)
 
 
 class _Run:

@@ -19,13 +19,17 @@ from benchmarks.speculation.edit.documents import edits
 from benchmarks.speculation.edit.models import ask, load_bundled
 from benchmarks.speculation.erring_source import ErringSource
 from benchmarks.speculation.foreseeable import make_foreseeable
+from benchmarks.speculation.headed import model as headed_model
 from zmqengine.engine.autotune.saved_choices import SavedChoices
 from zmqengine.engine.host.host_heap import keep_freed_arrays
 from zmqengine.engine.interface import ModelInfo, RowRequest, Sampling
+from zmqengine.engine.load.head_tensors import HeadTensors
 from zmqengine.engine.load.loader import LoadedModel, evaluate, load
 from zmqengine.engine.load.open_model import open_model
 from zmqengine.engine.models.model_runner import ModelRunner
+from zmqengine.engine.models.slot_runner import SlotRunner
 from zmqengine.engine.speculation.build import open_draft_model, open_speculator
+from zmqengine.engine.speculation.head_drafts import HeadDrafts
 from zmqengine.engine.speculation.source import DraftSource
 from zmqengine.engine.speculation.speculator import Speculator
 from zmqengine.errors import ConfigError
@@ -47,6 +51,7 @@ class SpeculationOptions(msgspec.Struct, frozen=True, kw_only=True):
     streams: tuple[int, ...] = (1, 8, 32)
     echo_words: int = 150
     edit_fields: int = 16
+    head_tokens: int = 100
     new_tokens: int = 150
     set_tokens: int = 100
     acceptance: float = 0.7
@@ -56,7 +61,8 @@ class SpeculationOptions(msgspec.Struct, frozen=True, kw_only=True):
 @dataclass(frozen=True)
 class Work:
     """`requests` are made for so many streams and a seed. `speculator` opens their speculator; `known`, if not
-    None, makes its source anew of the outputs there will be."""
+    None, makes its source anew of the outputs there will be. `plain` runs the engine without drafts, where `runner` has
+    a head."""
 
     name: str
     runner: ModelRunner
@@ -64,6 +70,7 @@ class Work:
     requests: Callable[[int, int], list[RowRequest]]
     speculator: Callable[[], Speculator | None]
     known: Callable[[Sequence[RowRequest], Outputs], DraftSource] | None = None
+    plain: ModelRunner | None = None
 
 
 def open_work(name: str, model: str, draft: str | None, options: SpeculationOptions) -> Work:
@@ -75,6 +82,8 @@ def open_work(name: str, model: str, draft: str | None, options: SpeculationOpti
         return _echo(options)
     if name in ("edit", "edit draft"):
         return _edit(name, options)
+    if name in ("head", "sampled head"):
+        return _head(name, options)
     loaded = _load(model)
     if name == "set drafts":
         return _set_drafts(loaded, options)
@@ -116,6 +125,28 @@ def _edit(name: str, options: SpeculationOptions) -> Work:
         return [asked.request for asked in ask(loaded, documents)]
 
     return Work(name, _runner(loaded.model), loaded.info, requests, speculator)
+
+
+def _head(name: str, options: SpeculationOptions) -> Work:
+    """Held-out stories and answers by pico in the shape of Qwen3.5, whose head was trained."""
+    model = headed_model.build()
+    told = headed_model.config()
+    context = told["max_position_embeddings"]
+    info = ModelInfo("headed pico", told["vocab_size"], context, frozenset(), evaluate(model))
+    ops, reference = find_ops("mlx")
+    head = HeadTensors(headed_model.head_tensors(model))
+    runner = open_model(model, ops, reference, head=head, context_tokens=context).runner
+    plain = open_model(headed_model.build(), ops, reference, context_tokens=context).runner
+    assert isinstance(runner, SlotRunner), "our own code runs it"
+    sampling = Sampling() if name == "head" else Sampling(temperature=0.7)
+
+    def speculator() -> Speculator | None:
+        return open_speculator("draft", info.vocab_size, HeadDrafts(runner, info.vocab_size))
+
+    def requests(streams: int, seed: int) -> list[RowRequest]:
+        return headed_model.requests(streams, seed, options.head_tokens, sampling)
+
+    return Work(name, runner, info, requests, speculator, plain=plain)
 
 
 def _set_drafts(loaded: LoadedModel, options: SpeculationOptions) -> Work:
