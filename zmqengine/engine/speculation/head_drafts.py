@@ -28,7 +28,8 @@ class HeadDrafts(ModelSource):
     """
 
     name = "head"
-    prior = 0.6
+    # As published heads are that know the prompt; one that is worse is given up after a trial.
+    prior = 0.8
     byte_count = 0
     # Of many rows a block of more tokens may cost more than the head is right.
     widths = (2, *WIDTHS)
