@@ -25,6 +25,7 @@ from zmqengine.worker.requests import images, token_log, vector_log
 def test_our_worker_keeps_every_rule() -> None:
     """With a real model: what an author in another language would write from the page works as written."""
     with WorkerProcess(None, supervise=False) as worker:
+        worker.wait_ready()
         outcomes = list(check(worker.address, answer_s=START_S))
     assert len(outcomes) >= 30
     assert {outcome.rule.says: outcome.problem for outcome in outcomes if outcome.problem} == {}
