@@ -62,7 +62,7 @@ class Inputs(NamedTuple):
     deltas: AddedProducts | None = None
 
 
-class Passed(NamedTuple):
+class HiddenStates(NamedTuple):
     """Hidden states of a forward pass: `last` [wanted, dim] after the last norm, and of each tap [tokens, dim]."""
 
     last: Any
@@ -100,7 +100,7 @@ class DecoderModel:
         hidden = self.ops.embed(self.ops.array(np.asarray(tokens).reshape(-1)), self.weights.embedding)
         return mx.array(hidden).reshape(*tokens.shape, -1)
 
-    def forward(self, inputs: Inputs, layout: Any, queries: Queries | None = None) -> Passed:
+    def forward(self, inputs: Inputs, layout: Any, queries: Queries | None = None) -> HiddenStates:
         """Hidden states of a step. `layout`: where the tokens lie, from `mixing.begin`.
 
         With a tap after all layers, all tokens have to be wanted. `queries` gets those of layers that see every column.
@@ -116,7 +116,7 @@ class DecoderModel:
         finally:
             self.ops.deltas = None
 
-    def _computed(self, inputs: Inputs, layout: Any, queries: Queries | None) -> Passed:
+    def _computed(self, inputs: Inputs, layout: Any, queries: Queries | None) -> HiddenStates:
         ops, positions = self.ops, inputs.positions
         if len(positions.shape) == 2:
             assert self.axes is not None, "the model has three positions for a token"
@@ -141,7 +141,7 @@ class DecoderModel:
                 deep = inputs.deep[number] if number < last else inputs.deep[number][inputs.wanted]
                 stream = Stream(stream.total(ops), deep.astype(stream.hidden.dtype))
         total, normed = stream.summed(ops, self.weights.norm)
-        return Passed(normed, [*tapped, total] if last + 1 in self.taps else tapped)
+        return HiddenStates(normed, [*tapped, total] if last + 1 in self.taps else tapped)
 
     def logits(self, hidden: Any) -> Any:
         """Logits [tokens, vocab] of hidden states after the last norm."""
@@ -234,7 +234,7 @@ class _Traces:
         self._calls: dict[Hashable, list[Traced]] = {}
         self._most = _TRACES_MAX
 
-    def replay(self, inputs: Inputs, layout: Any) -> Passed:
+    def replay(self, inputs: Inputs, layout: Any) -> HiddenStates:
         """See `Decoder.forward`."""
         mixing_of, positions = self._mixing, inputs.positions
         kind = mixing_of.kind(layout)
@@ -251,7 +251,7 @@ class _Traces:
             behind = mixing_of.behind(layout, number, mixing)
             rest = inputs.wanted if number == last else positions
             hidden, mixing, kept = call(rest, own[number] if own else (), hidden, kept, *behind)
-        return Passed(hidden, [*tapped, *mixing])
+        return HiddenStates(hidden, [*tapped, *mixing])
 
     def make_ahead(self, tokens: int) -> None:
         """Trace steps of as many tokens. They count for no bound, and no array is computed."""

@@ -31,7 +31,7 @@ import mlx.core as mx
 from zmqengine.engine.kv.slots import ArrayShape, KVShape
 from zmqengine.engine.models.architecture import Before, DecoderLayer, Mixer, Stream
 from zmqengine.engine.models.attention import WIDTH_MAX, PlacedPiece
-from zmqengine.engine.models.decoder import DecoderModel, Passed
+from zmqengine.engine.models.decoder import DecoderModel, HiddenStates
 from zmqengine.engine.models.layers import HeadShape, Linear, Norm, Unsupported
 from zmqengine.engine.models.ops import Ops
 from zmqengine.engine.models.positions import Axes, angles
@@ -71,7 +71,7 @@ class PairWeights(Protocol):
         """Weights in place of the model's embedding and vocabulary."""
         ...
 
-    def states(self, ops: Ops, passed: Passed) -> Any:
+    def states(self, ops: Ops, hidden: HiddenStates) -> Any:
         """The hidden states [tokens, dim] that it takes, of a forward pass of the model."""
         ...
 
@@ -106,9 +106,9 @@ class HeadWeights(NamedTuple):
         """See `PairWeights`."""
         return self.layer.mixer
 
-    def states(self, ops: Ops, passed: Passed) -> Any:
+    def states(self, ops: Ops, hidden: HiddenStates) -> Any:
         """See `PairWeights`."""
-        return passed.last
+        return hidden.last
 
     def before(self, ops: Ops, embeddings: Any, hidden: Any, positions: Any) -> Before:
         """See `PairWeights`."""
@@ -169,9 +169,9 @@ class DraftHead:
         found: mx.array = self._decoder.ops.embed(tokens, of or self._decoder.weights.embedding)
         return found
 
-    def states(self, passed: Passed) -> mx.array:
+    def states(self, hidden: HiddenStates) -> mx.array:
         """The hidden states [tokens, dim] that it takes, of a forward pass of the model."""
-        states: mx.array = self.weights.states(self._decoder.ops, passed)
+        states: mx.array = self.weights.states(self._decoder.ops, hidden)
         return states
 
     def prime(
@@ -250,10 +250,10 @@ class DraftBlock:
         self._decoder = decoder
         self._attention = decoder.ops.attention(mixers, self.layers)
 
-    def states(self, passed: Passed) -> mx.array:
+    def states(self, hidden: HiddenStates) -> mx.array:
         """The state [tokens, dim] of each token of a forward pass of the model."""
         ops, weights = self._decoder.ops, self.weights
-        joined = ops.product(mx.concatenate(passed.tapped, axis=-1), weights.join)
+        joined = ops.product(mx.concatenate(hidden.tapped, axis=-1), weights.join)
         states: mx.array = ops.norm(joined, weights.join_norm)
         return states
 
@@ -339,9 +339,9 @@ class DraftAssistant:
         mixers, caches = check_assistant(weights, decoder)
         self._attention = decoder.ops.attention(mixers, caches)
 
-    def states(self, passed: Passed) -> mx.array:
+    def states(self, hidden: HiddenStates) -> mx.array:
         """The hidden states [tokens, dim] that it takes, of a forward pass of the model."""
-        states: mx.array = passed.last
+        states: mx.array = hidden.last
         return states
 
     def advance(

@@ -192,8 +192,8 @@ class SlotRunner:
         """Hidden states [wanted, dim] of a step of the ordered pieces, in which the head keeps up with the model."""
         padded = inputs.tokens.shape[0]
         every = inputs._replace(wanted=mx.arange(padded)) if head.takes_all else inputs
-        passed = self.decoder.forward(every, layout)
-        states = head.states(passed)
+        hidden = self.decoder.forward(every, layout)
+        states = head.states(hidden)
         if isinstance(head, DraftHead):
             written = self._prime(head, pieces, inputs, states)
         elif isinstance(head, DraftBlock):
@@ -202,7 +202,7 @@ class SlotRunner:
         else:
             written = [_carry(pieces, states)]
         # What the head keeps is computed with the outputs, whichever of them the step waits for.
-        last: mx.array = passed.last[inputs.wanted] if head.takes_all else passed.last
+        last: mx.array = hidden.last[inputs.wanted] if head.takes_all else hidden.last
         (depending,) = mx.depends([last], written)
         return depending  # type: ignore[no-any-return]
 

@@ -16,7 +16,7 @@ from mlx.nn.layers.linear import Linear as LinearModule
 from mlx.nn.layers.normalization import RMSNorm
 
 from zmqengine.engine.models.architecture import Before, DecoderWeights, Stream
-from zmqengine.engine.models.decoder import Passed
+from zmqengine.engine.models.decoder import HiddenStates
 from zmqengine.engine.models.draft_head import HeadVocabulary
 from zmqengine.engine.models.families.reading import (
     gated_of,
@@ -67,9 +67,9 @@ class EagleWeights(NamedTuple):
     taps: tuple[int, ...]
     residual_is_normed: bool
 
-    def states(self, ops: Ops, passed: Passed) -> Any:
+    def states(self, ops: Ops, hidden: HiddenStates) -> Any:
         """See `PairWeights`."""
-        joined = mx.concatenate(passed.tapped, axis=-1)
+        joined = mx.concatenate(hidden.tapped, axis=-1)
         return ops.product(joined if self.join_norm is None else ops.norm(joined, self.join_norm), self.join)
 
     def before(self, ops: Ops, embeddings: Any, hidden: Any, positions: Any) -> Before:
