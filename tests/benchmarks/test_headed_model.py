@@ -85,7 +85,7 @@ def rows_of_all_kinds(pico: Pico) -> list[RowRequest]:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_the_head_changes_no_token_of_rows_of_all_kinds(
     pico: Pico, decoder: DecoderModel, head: DraftHead
 ) -> None:

@@ -28,6 +28,8 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "embeddings.md"
 def address() -> Iterator[str]:
     """The address of a worker of the bundled model."""
     with WorkerProcess(None, model="pico-embed", supervise=False) as worker:
+        # A program without a time to wait for a worker fails where none listens yet.
+        worker.wait_ready()
         yield worker.address
 
 

@@ -79,7 +79,7 @@ class Talk:
         pytest.param(HYBRID, id="hybrid"),
         pytest.param(LLAMA, id="llama", marks=pytest.mark.weekly),
         pytest.param(MAMBA, id="mamba", marks=pytest.mark.weekly),
-        pytest.param(SLIDING, id="sliding", marks=pytest.mark.slow),
+        pytest.param(SLIDING, id="sliding", marks=pytest.mark.weekly),
     ],
 )
 def test_after_a_kill_and_in_another_worker_only_tails_are_computed(

@@ -112,7 +112,7 @@ OFTEN = ("as published", "normed residual", "block", "clusters of words")
 
 
 @pytest.mark.parametrize(
-    "form", [pytest.param(form, marks=() if form in OFTEN else pytest.mark.slow) for form in FORMS]
+    "form", [pytest.param(form, marks=() if form in OFTEN else pytest.mark.weekly) for form in FORMS]
 )
 def test_drafts_are_those_of_the_published_formula(form: str) -> None:
     """Whatever was computed of a row came in chunks, verify blocks, beside others, or with a parked row."""

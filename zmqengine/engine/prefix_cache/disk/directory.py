@@ -47,8 +47,8 @@ _UNFINISHED = re.compile(r"\.[0-9a-f-]+\.[0-9]+\.part")
 _DAY_S = 86_400
 # Weight of the earlier value in the moving average of the disk's speed.
 _RATE_KEPT = 0.7
-# For fewer bytes the call itself dominates the time.
-_MEASURED_BYTES_MIN = 1 << 18
+# For fewer bytes the call itself, and a busy machine, dominate the time.
+_MEASURED_BYTES_MIN = 1 << 20
 
 
 class DiskBounds(NamedTuple):
