@@ -22,6 +22,7 @@ from zmqengine.worker.lifecycle import Lifecycle
 from zmqengine.worker.requests import images, token_log, vector_log
 
 
+@pytest.mark.process
 def test_our_worker_keeps_every_rule() -> None:
     """With a real model: what an author in another language would write from the page works as written."""
     with WorkerProcess(None, supervise=False) as worker:

@@ -99,6 +99,7 @@ def test_32_streams_on_a_real_model_end_as_they_would_have_without_the_kills(
     assert len(differing) <= len(both) // 8
 
 
+@pytest.mark.process
 def test_without_resume_a_death_ends_the_streams_with_worker_lost(
     make_worker: Callable[..., WorkerProcess],
 ) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.images import Picture, prompt_of
 from tests.support.workers import START_S, WorkerProcess, wait_until
 from tests.vision.checkpoints import case, write
@@ -19,16 +21,19 @@ def test_a_grid_that_its_tower_has_no_positions_for_does_not_reach_the_engine(tm
     """InternVL has a table of positions for a tile: five images of another size ended the worker, for all its users."""
     directory = write(tmp_path, case("internvl"))
     with WorkerProcess(None, model=str(directory), warm_up_s=0.0) as worker:
+        worker.wait_ready()
         outcomes = list(check(worker.address, answer_s=START_S, only="G image"))
         assert {outcome.rule.says: outcome.problem for outcome in outcomes if outcome.problem} == {}
         with worker.client() as client:
             assert "\nzmqengine_engine_failures 0" in client.metrics()
 
 
+@pytest.mark.process
 def test_a_real_worker_keeps_the_rules_of_images_and_sees_after_a_crash(tmp_path: Path) -> None:
     """The next worker has no pixels and wants them: the stream goes on at its next token."""
     directory = write(tmp_path, case("smolvlm"))
     with WorkerProcess(None, model=str(directory), warm_up_s=0.0) as worker, worker.client() as client:
+        worker.wait_ready()
         outcomes = list(check(worker.address, answer_s=START_S, only="G image"))
         assert {outcome.rule.says: outcome.problem for outcome in outcomes if outcome.problem} == {}
         card = client.tokenizer().vision

@@ -127,6 +127,7 @@ def test_reasoning_that_repeats_has_one_bound_for_all_of_it(pico: Pico) -> None:
     assert opener not in output[5:]
 
 
+@pytest.mark.slow
 def test_a_bound_is_the_same_alone_in_a_batch_parked_resumed_and_drafted(pico: Pico) -> None:
     """Neighbours with bounds, with grammars and with neither, in one batch; cut at every token and resumed."""
     schema = pico.grammar("json_schema", json.dumps(PERSON))

@@ -300,6 +300,7 @@ def test_a_launcher_counts_the_bytes_of_a_drafter(tmp_path: Path) -> None:
     assert "Medusa" in never
 
 
+@pytest.mark.slow
 def test_prompts_on_disk_are_those_of_one_drafter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another one keeps other keys and values for the same tokens."""
     model, _ = eagle_beside(tmp_path)

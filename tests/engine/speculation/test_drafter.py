@@ -108,12 +108,15 @@ KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 }
 
 
-OFTEN = ("as published", "normed residual", "block", "clusters of words")
+OFTEN, SELDOM = ("as published", "block"), ("normed residual", "clusters of words")
 
 
-@pytest.mark.parametrize(
-    "form", [pytest.param(form, marks=() if form in OFTEN else pytest.mark.weekly) for form in FORMS]
-)
+def marks_of(form: str) -> Any:
+    """Forms that differ least from another one are left to larger tiers."""
+    return () if form in OFTEN else pytest.mark.slow if form in SELDOM else pytest.mark.weekly
+
+
+@pytest.mark.parametrize("form", [pytest.param(form, marks=marks_of(form)) for form in FORMS])
 def test_drafts_are_those_of_the_published_formula(form: str) -> None:
     """Whatever was computed of a row came in chunks, verify blocks, beside others, or with a parked row."""
     config, change = FORMS[form]
@@ -144,7 +147,10 @@ def test_drafts_are_those_of_the_published_formula(form: str) -> None:
     assert [drafts for _, drafts in seen] == expected
 
 
-@pytest.mark.parametrize(("form", "misses"), [("as published", 2), ("block", 0), ("assistant", 0)])
+@pytest.mark.parametrize(
+    ("form", "misses"),
+    [("as published", 2), ("block", 0), pytest.param("assistant", 0, marks=pytest.mark.slow)],
+)
 def test_a_prefix_of_the_cache_brings_what_the_drafter_keeps(form: str, misses: int) -> None:
     """A conversation of three turns. A pair at the end of a prefix is not in the cache: drafts after it may differ."""
     config, _ = FORMS[form]

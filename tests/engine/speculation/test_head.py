@@ -59,7 +59,10 @@ def requests(rows: int, tokens: int) -> list[RowRequest]:
     ]
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5 mixture", "qwen3_next", "glm4_moe", "mimo"])
+SELDOM = [pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3_5 mixture", "qwen3_next")]
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", *SELDOM, "glm4_moe", "mimo"])
 def test_drafts_are_those_that_follow_from_all_tokens_at_once(name):
     """Whatever the head knows of a row came in chunks, verify blocks, beside others, or with a parked row."""
     model = build_model(ARCHITECTURES[name])
@@ -83,6 +86,7 @@ def test_drafts_are_those_that_follow_from_all_tokens_at_once(name):
     check(engine, least=20)
 
 
+@pytest.mark.slow
 def test_a_prefix_of_the_cache_brings_the_state_of_the_head():
     """A conversation goes on from a checkpoint in the middle of a block, and from one at the end of an output."""
     model = build_model(ARCHITECTURES["qwen3_5"])
@@ -128,7 +132,9 @@ def test_a_row_with_three_positions_is_drafted_for_as_one_with_one_where_they_ar
     check(engine, least=3)
 
 
-@pytest.mark.parametrize(("temperature", "least"), [(0.0, 0.85), (0.7, 0.5)])
+@pytest.mark.parametrize(
+    ("temperature", "least"), [(0.0, 0.85), pytest.param(0.7, 0.5, marks=pytest.mark.slow)]
+)
 def test_a_head_that_is_right_is_accepted_as_often_beside_others_as_alone(temperature, least):
     """Rows that are sampled are drafted for with their own random numbers: the likeliest tokens would be wrong."""
     model, head = right_model_and_head()
