@@ -168,7 +168,8 @@ def test_the_rounding_of_float32_is_the_workers_choice(
         f"config = WorkerConfig(model={model!r}, warm_up_s=0, tf32={tf32}, speculate='off')\n"
         "told = open_engine(config, lambda stage, fraction: None).facts['MLX_ENABLE_TF32']\n"
         "assert told[0] == os.environ['MLX_ENABLE_TF32']\n"
-        "print(told)\n"
+        # A process that ends without closing its engine may lose what it has not written.
+        "print(told, flush=True)\n"
     )
     variables = {name: value for name, value in os.environ.items() if name != "MLX_ENABLE_TF32"}
     if inherited is not None:
