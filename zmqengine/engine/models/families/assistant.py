@@ -15,7 +15,7 @@ from mlx.nn.layers.normalization import RMSNorm
 from zmqengine.engine.models.architecture import DecoderWeights
 from zmqengine.engine.models.draft_head import AssistantWeights, WordClusters
 from zmqengine.engine.models.families.gemma import read_fourth
-from zmqengine.engine.models.families.reading import linear_of, norm_of, quantise
+from zmqengine.engine.models.families.reading import floats_as, linear_of, load, norm_of
 from zmqengine.engine.models.layers import Unsupported
 from zmqengine.engine.models.mlx_lm import Gemma4Args, Gemma4Layer
 
@@ -31,7 +31,7 @@ def read(
     config: Mapping[str, Any], tensors: Mapping[str, mx.array], model: DecoderWeights
 ) -> AssistantWeights:
     """The weights of an assistant of a model. Raises `Unsupported`."""
-    text, dim, dtype = config.get("text_config"), model.norm.weight.size, model.norm.weight.dtype
+    text, dim = config.get("text_config"), model.norm.weight.size
     if not isinstance(text, dict):
         raise Unsupported("its config has no text_config")
     for name, value in _FIXED:
@@ -40,18 +40,10 @@ def read(
     if config.get("backbone_hidden_size") != dim:
         raise Unsupported(f"it was made for a model of width {config.get('backbone_hidden_size')}, not {dim}")
     args = _args(text, model)
-    named = {
-        name: array.astype(dtype) if mx.issubdtype(array.dtype, mx.floating) else array
-        for name, array in tensors.items()
-    }
+    named = floats_as(tensors, model.norm.weight.dtype)
     ordering = named.pop("masked_embedding.token_ordering", None)
     module = _module(config, args, named, dim)
-    quantise(module, named)
-    try:
-        module.load_weights(list(named.items()), strict=True)
-    except ValueError as error:
-        raise Unsupported(f"its tensors are others, or of a drafter for another model: {error}") from None
-    mx.eval(module.parameters())
+    load(module, named)
     inner = module.model
     return AssistantWeights(
         linear_of(module.pre_projection),

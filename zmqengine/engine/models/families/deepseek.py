@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from zmqengine.engine.models.architecture import Before, DecoderWeights, Stream
-from zmqengine.engine.models.families.glm4_moe import experts_of
+from zmqengine.engine.models.families.glm4_moe import check_mlp, experts_of, mixture_of
 from zmqengine.engine.models.families.reading import (
     expect_parts,
     expect_products,
@@ -30,7 +30,7 @@ from zmqengine.engine.models.families.reading import (
     weights_of,
     with_view,
 )
-from zmqengine.engine.models.layers import Experts, Gated, HeadShape, Linear, Norm, Router, Unsupported
+from zmqengine.engine.models.layers import Experts, Gated, HeadShape, Linear, Norm, Router
 from zmqengine.engine.models.ops import Ops, dequantised
 
 MODULES = ("deepseek_v2", "deepseek_v3", "kimi_k25", "kimi_vl", "glm4_moe_lite")
@@ -94,18 +94,13 @@ def read(model: Any) -> DecoderWeights:
 
 def _check(layer: Any) -> None:
     expect_parts(layer, "input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
-    attention, mlp = layer.self_attn, layer.mlp
+    attention = layer.self_attn
     queries = ("q_a_proj", "q_a_layernorm", "q_b_proj") if "q_a_proj" in attention else ("q_proj",)
     ups = ("kv_b_proj",) if "kv_b_proj" in attention else ("embed_q", "unembed_out")
     products = [name for name in (*queries, *ups) if name != "q_a_layernorm"]
     expect_parts(attention, *queries, *ups, "kv_a_proj_with_mqa", "kv_a_layernorm", "o_proj", "rope")
     expect_products(*(attention[name] for name in (*products, "kv_a_proj_with_mqa", "o_proj")))
-    if "switch_mlp" in mlp:
-        expect_parts(mlp, "gate", "switch_mlp", optional=["shared_experts"])
-        if mlp.sharding_group is not None:
-            raise Unsupported("experts are on several machines")
-        mlp = mlp.switch_mlp
-    expect_products(mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+    check_mlp(layer.mlp)
 
 
 def _layer(layer: Any) -> LatentLayer:
@@ -160,7 +155,7 @@ def _mlp(mlp: Any) -> Gated | Experts:
     if "e_score_correction_bias" in mlp.gate:
         return experts_of(mlp)
     # V2: shares by a softmax over all experts, and a group is as good as its best one.
-    gate, gated = mlp.gate, gated_of(mlp.switch_mlp)
+    gate = mlp.gate
     is_limited = gate.topk_method == "group_limited_greedy"
     router = Router(
         with_view(Linear(gate.weight)),
@@ -170,5 +165,4 @@ def _mlp(mlp: Any) -> Gated | Experts:
         groups_used=gate.topk_group if is_limited else 1,
         group_best=1,
     )
-    shared: Gated | None = gated_of(mlp.shared_experts) if "shared_experts" in mlp else None
-    return Experts(router, gated.gate_up, gated.down, shared=shared)
+    return mixture_of(mlp, router)

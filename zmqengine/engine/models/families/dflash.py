@@ -13,7 +13,7 @@ from mlx.nn.layers.normalization import RMSNorm
 from zmqengine.engine.models.architecture import DecoderWeights
 from zmqengine.engine.models.draft_head import BlockWeights
 from zmqengine.engine.models.families.llama import read_layer
-from zmqengine.engine.models.families.reading import linear_of, norm_of, quantise
+from zmqengine.engine.models.families.reading import floats_as, linear_of, load, norm_of
 from zmqengine.engine.models.layers import Unsupported
 from zmqengine.engine.models.mlx_lm import Qwen3Args, Qwen3Layer
 
@@ -38,18 +38,12 @@ def read(config: Mapping[str, Any], tensors: Mapping[str, mx.array], model: Deco
     within = config.get("dflash_config")
     told = {**config, **(within if isinstance(within, dict) else {})}
     taps = _check(told, model)
-    dtype = model.norm.weight.dtype
     named = {
-        name.removeprefix("model."): array.astype(dtype) if mx.issubdtype(array.dtype, mx.floating) else array
-        for name, array in tensors.items()
+        name.removeprefix("model."): array
+        for name, array in floats_as(tensors, model.norm.weight.dtype).items()
     }
     module = _module(told, len(taps) * model.norm.weight.size)
-    quantise(module, named)
-    try:
-        module.load_weights(list(named.items()), strict=True)
-    except ValueError as error:
-        raise Unsupported(f"its tensors are others, or of a drafter for another model: {error}") from None
-    mx.eval(module.parameters())
+    load(module, named)
     return BlockWeights(
         linear_of(module.fc),
         norm_of(module.hidden_norm),

@@ -19,11 +19,12 @@ from zmqengine.engine.models.architecture import Before, DecoderWeights, Stream
 from zmqengine.engine.models.decoder import HiddenStates
 from zmqengine.engine.models.draft_head import HeadVocabulary
 from zmqengine.engine.models.families.reading import (
+    floats_as,
     gated_of,
     linear_of,
+    load,
     norm_of,
     qkv_of,
-    quantise,
     rotation_of,
 )
 from zmqengine.engine.models.layers import Gated, HeadShape, Linear, Norm, Unsupported
@@ -92,21 +93,11 @@ def read(config: Mapping[str, Any], tensors: Mapping[str, mx.array], model: Deco
     eagle = config.get("eagle_config")
     _check({**told, **(eagle if isinstance(eagle, dict) else {})})
     dtype = model.norm.weight.dtype
-    named = {
-        _name(name): array.astype(dtype) if mx.issubdtype(array.dtype, mx.floating) else array
-        for name, array in tensors.items()
-    }
+    named = {_name(name): array for name, array in floats_as(tensors, dtype).items()}
     taps = _taps(config, len(model.layers))
     module = _module(told, named, len(taps) * model.norm.weight.size)
-    quantise(module, named)
     offsets = named.pop("d2t", None)
-    try:
-        module.load_weights(
-            [(name, array) for name, array in named.items() if name not in _UNUSED], strict=True
-        )
-    except ValueError as error:
-        raise Unsupported(f"its tensors are others, or of a drafter for another model: {error}") from None
-    mx.eval(module.parameters())
+    load(module, {name: array for name, array in named.items() if name not in _UNUSED})
     (layer,) = module.layers
     return EagleWeights(
         linear_of(module.fc),

@@ -9,6 +9,7 @@ from zmqengine.engine.models.families.heads import HeadForm
 from zmqengine.engine.models.families.llama import LlamaLayer, heads_of
 from zmqengine.engine.models.families.reading import (
     expect_attention,
+    expect_experts,
     expect_parts,
     expect_products,
     gated_of,
@@ -20,7 +21,7 @@ from zmqengine.engine.models.families.reading import (
     weights_of,
     with_view,
 )
-from zmqengine.engine.models.layers import Experts, Gated, Linear, Router, Unsupported
+from zmqengine.engine.models.layers import Experts, Gated, Linear, Router
 
 MODULES = ("glm4_moe",)
 
@@ -40,14 +41,15 @@ def read_layer(layer: Any) -> LlamaLayer:
 
 
 def _check(layer: Any) -> None:
-    attention, mlp = layer.self_attn, layer.mlp
     expect_parts(layer, "input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
-    expect_attention(attention, *query_key_names(attention))
+    expect_attention(layer.self_attn, *query_key_names(layer.self_attn))
+    check_mlp(layer.mlp)
+
+
+def check_mlp(mlp: Any) -> None:
+    """Raise Unsupported unless an MLP, or a mixture, has the parts that are read."""
     if "switch_mlp" in mlp:
-        expect_parts(mlp, "gate", "switch_mlp", optional=["shared_experts"])
-        if mlp.sharding_group is not None:
-            raise Unsupported("experts are on several machines")
-        mlp = mlp.switch_mlp
+        mlp = expect_experts(mlp, optional=["shared_experts"])
     expect_products(mlp.gate_proj, mlp.up_proj, mlp.down_proj)
 
 
@@ -64,8 +66,8 @@ def _layer(layer: Any) -> LlamaLayer:
 
 
 def experts_of(mlp: Any) -> Experts:
-    """A mixture whose router chooses by sigmoids with a bias, and the shared expert."""
-    gate, gated = mlp.gate, gated_of(mlp.switch_mlp)
+    """A mixture whose router chooses by sigmoids with a bias."""
+    gate = mlp.gate
     router = Router(
         with_view(Linear(gate.weight)),
         gate.top_k,
@@ -76,6 +78,12 @@ def experts_of(mlp: Any) -> Experts:
         groups=gate.n_group,
         groups_used=gate.topk_group,
     )
+    return mixture_of(mlp, router)
+
+
+def mixture_of(mlp: Any, router: Router) -> Experts:
+    """The experts behind a router, and the one that takes every token, if there is one."""
+    gated = gated_of(mlp.switch_mlp)
     shared: Gated | None = gated_of(mlp.shared_experts) if "shared_experts" in mlp else None
     return Experts(router, gated.gate_up, gated.down, shared=shared)
 

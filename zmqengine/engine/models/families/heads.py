@@ -17,7 +17,7 @@ from mlx.nn.layers.normalization import RMSNorm
 
 from zmqengine.engine.models.architecture import DecoderLayer
 from zmqengine.engine.models.draft_head import HeadWeights
-from zmqengine.engine.models.families.reading import expect_products, linear_of, norm_of, quantise
+from zmqengine.engine.models.families.reading import expect_products, floats_as, linear_of, load, norm_of
 from zmqengine.engine.models.layers import Unsupported
 
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.(\w+)")
@@ -51,17 +51,9 @@ def read(model: Any, form: HeadForm, tensors: Mapping[str, mx.array]) -> HeadWei
         named = _with_ones(named)
     dtype: mx.Dtype = model.model.norm.weight.dtype
     casts = getattr(model, "cast_predicate", lambda name: True)
-    named = {
-        name: array.astype(dtype) if _is_float(array) and casts(name) else array
-        for name, array in named.items()
-    }
+    named = floats_as(named, dtype, casts)
     head = _module(model, form, named)
-    quantise(head, named)
-    try:
-        head.load_weights(list(named.items()), strict=True)
-    except ValueError as error:
-        raise Unsupported(f"the tensors of the head are others: {error}") from None
-    mx.eval(head.parameters())
+    load(head, named, "the tensors of the head are others")
     expect_products(head.join)
     return HeadWeights(
         norm_of(head.embedding_norm),
@@ -152,7 +144,3 @@ def _stacked(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
         name: mx.stack([by_number[number] for number in sorted(by_number)])
         for name, by_number in experts.items()
     }
-
-
-def _is_float(array: mx.array) -> bool:
-    return mx.issubdtype(array.dtype, mx.floating)

@@ -10,6 +10,7 @@ from zmqengine.engine.models.architecture import Before, DecoderWeights, Mixer, 
 from zmqengine.engine.models.families.heads import HeadForm
 from zmqengine.engine.models.families.reading import (
     expect_attention,
+    expect_experts,
     expect_parts,
     expect_products,
     gated_of,
@@ -22,7 +23,7 @@ from zmqengine.engine.models.families.reading import (
     rotation_of,
     weights_of,
 )
-from zmqengine.engine.models.layers import Experts, Gated, HeadShape, Linear, Norm, Router, Unsupported
+from zmqengine.engine.models.layers import Experts, Gated, HeadShape, Linear, Norm, Router
 from zmqengine.engine.models.ops import Ops
 
 # Modules of mlx-lm. It loads Mistral as a Llama.
@@ -78,11 +79,8 @@ def _check(layer: Any) -> None:
     expect_attention(attention, *query_key_names(attention))
     rotation_of(attention.rope)
     if "switch_mlp" in mlp:
-        expect_parts(mlp, "gate", "switch_mlp")
-        if mlp.sharding_group is not None:
-            raise Unsupported("experts are on several machines")
         expect_products(mlp.gate)
-        mlp = mlp.switch_mlp
+        mlp = expect_experts(mlp)
     expect_parts(mlp, "gate_proj", "up_proj", "down_proj", optional=["activation"])
     expect_products(mlp.gate_proj, mlp.up_proj, mlp.down_proj)
 

@@ -12,6 +12,7 @@ from zmqengine.engine.models.architecture import Before, DecoderWeights, Mixer, 
 from zmqengine.engine.models.families.heads import HeadForm
 from zmqengine.engine.models.families.reading import (
     expect_attention,
+    expect_experts,
     expect_parts,
     expect_products,
     gated_of,
@@ -24,7 +25,7 @@ from zmqengine.engine.models.families.reading import (
     rotation_of,
     weights_of,
 )
-from zmqengine.engine.models.layers import Experts, Gated, HeadShape, Linear, Norm, Router, Unsupported
+from zmqengine.engine.models.layers import Experts, Gated, HeadShape, Linear, Norm, Router
 from zmqengine.engine.models.ops import Ops, gate_of
 from zmqengine.engine.models.recurrence import DeltaShape, DeltaWeights, GatedDelta
 
@@ -83,9 +84,7 @@ def _check(layer: Any) -> None:
         expect_attention(layer.self_attn, "q_norm", "k_norm")
     mlp = layer.mlp
     if "switch_mlp" in mlp:
-        expect_parts(mlp, "gate", "switch_mlp", "shared_expert", "shared_expert_gate")
-        if mlp.sharding_group is not None:
-            raise Unsupported("experts are on several machines")
+        expect_experts(mlp, "shared_expert", "shared_expert_gate")
         expect_products(mlp.gate, mlp.shared_expert_gate)
 
 

@@ -7,7 +7,7 @@ and needs no memory of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -61,6 +61,15 @@ def expect_products(*modules: Any) -> None:
     for module in modules:
         if type(module) not in (*_PLAIN, *_QUANTISED) or getattr(module, "global_scale", None) is not None:
             raise Unsupported(f"a product is a {type(module).__name__}")
+
+
+def expect_experts(mlp: Any, *parts: str, optional: Sequence[str] = ()) -> Any:
+    """The products of all experts of a mixture. Raises Unsupported unless it has a router, these parts and no others,
+    on one machine."""
+    expect_parts(mlp, "gate", "switch_mlp", *parts, optional=optional)
+    if mlp.sharding_group is not None:
+        raise Unsupported("experts are on several machines")
+    return mlp.switch_mlp
 
 
 _IN_COLUMNS = "zmqengine_in_columns"
@@ -233,3 +242,27 @@ def quantise(module: Any, named: Mapping[str, mx.array]) -> None:
         return {"bits": bits, "group_size": group_size, "mode": mode}
 
     quantize(module, class_predicate=packing)
+
+
+def floats_as(
+    tensors: Mapping[str, mx.array], dtype: mx.Dtype, casts: Callable[[str], bool] = lambda name: True
+) -> dict[str, mx.array]:
+    """Tensors by name, of which those with floats have this type, unless `casts` leaves one as it is."""
+    return {
+        name: array.astype(dtype) if mx.issubdtype(array.dtype, mx.floating) and casts(name) else array
+        for name, array in tensors.items()
+    }
+
+
+def load(
+    module: Any,
+    named: Mapping[str, mx.array],
+    mismatch: str = "its tensors are others, or of a drafter for another model",
+) -> None:
+    """Load tensors into a module, which becomes quantised where they are. Raises Unsupported with `mismatch`."""
+    quantise(module, named)
+    try:
+        module.load_weights(list(named.items()), strict=True)
+    except ValueError as error:
+        raise Unsupported(f"{mismatch}: {error}") from None
+    mx.eval(module.parameters())
