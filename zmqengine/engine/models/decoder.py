@@ -171,12 +171,16 @@ def begin(
     ops: Ops, weights: DecoderWeights | _Begin, tokens: Any, embeddings: Any = None
 ) -> tuple[Stream, list[tuple[Any, ...]]]:
     """The hidden states before the first layer, and the inputs that each layer has of its own, if any has."""
-    hidden = ops.embed(tokens, weights.embedding) if embeddings is None else embeddings
-    if weights.embedding_scale != 1.0:
-        hidden = hidden * weights.embedding_scale
+    hidden = embedded(ops, weights, tokens, embeddings)
     if weights.layer_inputs is None:
         return Stream(hidden), []
     return Stream(hidden), [(each,) for each in weights.layer_inputs.compute(ops, tokens, hidden)]
+
+
+def embedded(ops: Ops, weights: DecoderWeights | _Begin, tokens: Any, embeddings: Any = None) -> Any:
+    """The scaled embeddings of tokens, or `embeddings` scaled in their place."""
+    hidden = ops.embed(tokens, weights.embedding) if embeddings is None else embeddings
+    return hidden if weights.embedding_scale == 1.0 else hidden * weights.embedding_scale
 
 
 def at_end(

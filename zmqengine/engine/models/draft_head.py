@@ -30,8 +30,8 @@ import mlx.core as mx
 
 from zmqengine.engine.kv.slots import ArrayShape, KVShape
 from zmqengine.engine.models.architecture import Before, DecoderLayer, Mixer, Stream
-from zmqengine.engine.models.attention import WIDTH_MAX, PlacedPiece
-from zmqengine.engine.models.decoder import DecoderModel, HiddenStates
+from zmqengine.engine.models.attention import WIDTH_MAX, PlacedPiece, SlotAttention
+from zmqengine.engine.models.decoder import DecoderModel, HiddenStates, embedded
 from zmqengine.engine.models.layers import HeadShape, Linear, Norm, Unsupported
 from zmqengine.engine.models.ops import Ops
 from zmqengine.engine.models.positions import Axes, angles
@@ -268,16 +268,9 @@ class DraftBlock:
 
     def fill(self, pieces: Sequence[PlacedPiece], tokens: mx.array, positions: mx.array) -> mx.array:
         """Outputs [tokens, dim] of blocks, whose pieces see all of their own tokens."""
-        ops, model = self._decoder.ops, self._decoder.weights
-        hidden = ops.embed(tokens, model.embedding)
-        if model.embedding_scale != 1.0:
-            hidden = hidden * mx.array(model.embedding_scale, hidden.dtype)
-        stream, layout = Stream(hidden), self._attention.begin(pieces, len(tokens))
-        for number, layer in enumerate(self.weights.layers):
-            before = layer.before(ops, stream, positions)
-            stream = layer.after(ops, before, self._attention.attend(layout, number, before.mixing), ())
-        outputs: mx.array = stream.summed(ops, self.weights.norm)[1]
-        return outputs
+        ops = self._decoder.ops
+        hidden = embedded(ops, self._decoder.weights, tokens)
+        return _through(self.weights, ops, self._attention, pieces, hidden, positions)
 
     def logits(self, outputs: mx.array) -> mx.array:
         """Logits [tokens, vocab] of outputs."""
@@ -348,16 +341,10 @@ class DraftAssistant:
         self, pieces: Sequence[PlacedPiece], tokens: mx.array, hidden: mx.array, positions: mx.array
     ) -> tuple[mx.array, mx.array]:
         """See `DraftHead.advance`. `pieces` end at the last column that is read."""
-        ops, weights, model = self._decoder.ops, self.weights, self._decoder.weights
-        embeddings = ops.embed(tokens, model.embedding)
-        if model.embedding_scale != 1.0:
-            embeddings = embeddings * mx.array(model.embedding_scale, embeddings.dtype)
-        pair = mx.concatenate([embeddings, hidden], axis=-1)
-        stream, layout = Stream(ops.product(pair, weights.begin)), self._attention.begin(pieces, len(hidden))
-        for number, layer in enumerate(weights.layers):
-            before = layer.before(ops, stream, positions)
-            stream = layer.after(ops, before, self._attention.attend(layout, number, before.mixing), ())
-        outputs = stream.summed(ops, weights.norm)[1]
+        ops, weights = self._decoder.ops, self.weights
+        pair = mx.concatenate([embedded(ops, self._decoder.weights, tokens), hidden], axis=-1)
+        begun = ops.product(pair, weights.begin)
+        outputs = _through(weights, ops, self._attention, pieces, begun, positions)
         return ops.product(outputs, weights.end), outputs
 
     def logits(self, outputs: mx.array) -> mx.array:
@@ -392,6 +379,23 @@ def check_assistant(weights: AssistantWeights, decoder: DecoderModel) -> tuple[l
             raise Unsupported("the model's last layers have keys and values of another shape")
         caches.append(decoder.mixing.caches[alike[-1]])
     return mixers, caches
+
+
+def _through(
+    weights: BlockWeights | AssistantWeights,
+    ops: Ops,
+    attention: SlotAttention,
+    pieces: Sequence[PlacedPiece],
+    hidden: mx.array,
+    positions: mx.array,
+) -> mx.array:
+    """Outputs [tokens, dim] after the layers and the last norm of a drafter, of `hidden` states before them."""
+    stream, layout = Stream(hidden), attention.begin(pieces, len(hidden))
+    for number, layer in enumerate(weights.layers):
+        before = layer.before(ops, stream, positions)
+        stream = layer.after(ops, before, attention.attend(layout, number, before.mixing), ())
+    outputs: mx.array = stream.summed(ops, weights.norm)[1]
+    return outputs
 
 
 AnyWeights = PairWeights | BlockWeights | AssistantWeights
