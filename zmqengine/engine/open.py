@@ -280,9 +280,6 @@ def _open_model(
 ) -> OpenedModel:
     ops, reference = find_ops(options.kernels)
     drafter = None if head is None else head.drafter
-    if head is not None and not ops.on_mlx:
-        # A draft saves more than NumPy does.
-        ops = reference = PlainOps()
     opened = open_model(
         loaded.model,
         ops,

@@ -21,7 +21,7 @@ from zmqengine.engine.load.probe import ROWS, probe, rows_of, steps_of
 from zmqengine.engine.models.architecture import DecoderWeights
 from zmqengine.engine.models.attention import WIDTH_MAX
 from zmqengine.engine.models.decoder import DecoderModel
-from zmqengine.engine.models.draft_head import AnyWeights
+from zmqengine.engine.models.draft_head import AnyHead, AnyWeights
 from zmqengine.engine.models.families import read_drafter_weights, read_head, read_weights
 from zmqengine.engine.models.layers import Experts, Unsupported
 from zmqengine.engine.models.mlx_lm_runner import MlxLmRunner
@@ -127,44 +127,45 @@ def open_model(
         else:
             log.warning("kernels for this device differ from the reference; MLX's operations run this model")
             facts["model_code"] = "ours, with MLX's operations: kernels for this device differ"
-    head_weights = _read_head(model, head, decoder, facts)
-    taps = () if head_weights is None else head_weights.taps
-    decoder = DecoderModel(decoder.weights, decoder.ops, replays=replays, taps=taps)
+    decoder, draft_head = _with_head(
+        model, head, DecoderModel(decoder.weights, decoder.ops, replays=replays), facts
+    )
     if replays:
         report("tracing steps", None)
         decoder.trace(sorted({decoder.ops.padded(count) for count in range(1, rows_max + 1)}), until_s)
     log.debug("opened the decoder", extra=facts)
-    draft_head = None if head_weights is None else open_head(head_weights, decoder)
     return OpenedModel(SlotRunner(decoder, context_tokens, draft_head), facts)
 
 
-def _read_head(
+def _with_head(
     model: Any, tensors: HeadTensors | None, decoder: DecoderModel, facts: dict[str, str]
-) -> AnyWeights | None:
-    """The head that drafts for a model, if it has one that is supported; says so in `facts`.
+) -> tuple[DecoderModel, AnyHead | None]:
+    """The decoder with the hidden states that its head takes, and the head that drafts for it, if it has one that is
+    supported; says so in `facts`.
 
     Raises `ModelLoadError` for one that the operator named.
     """
     if tensors is None:
-        return None
-    drafter = tensors.drafter
+        return decoder, None
+    drafter, tapped = tensors.drafter, decoder
     try:
         if drafter is not None and drafter.reader != "head":
-            head: AnyWeights = read_drafter_weights(
+            weights: AnyWeights = read_drafter_weights(
                 drafter.reader, drafter.config, tensors.arrays, decoder.weights
             )
         else:
-            head = read_head(model, tensors.arrays)
-        # One that does not fit is refused here.
-        open_head(head, DecoderModel(decoder.weights, decoder.ops, taps=head.taps))
+            weights = read_head(model, tensors.arrays)
+        if weights.taps:
+            tapped = DecoderModel(decoder.weights, decoder.ops, replays=decoder.replays, taps=weights.taps)
+        head = open_head(weights, tapped)
     except Unsupported as error:
         if drafter is not None:
             raise ModelLoadError(f"{drafter.kind} cannot draft for this model: {error}") from None
         log.warning("the model's own head does not draft", extra={"reason": str(error)})
         facts["draft_head"] = f"not used: {error}"
-        return None
+        return decoder, None
     facts["draft_head"] = "the model's own" if drafter is None else drafter.kind
-    return head
+    return tapped, head
 
 
 def _decoder(weights: DecoderWeights, ops: Ops, *, replays: bool = False) -> DecoderModel:
