@@ -85,17 +85,22 @@ def _mixer_names(layer: AdaptableLayer) -> tuple[dict[str, int], str]:
     return widths, "self_attn.o_proj"
 
 
-def _edited_mlp(mlp: Gated | Experts, edit: Edit, name: str, experts: str = "switch_mlp") -> Any:
+def _edited_mlp(mlp: Gated | Experts, edit: Edit, name: str) -> Any:
     if isinstance(mlp, Gated):
         return _edited_gated(mlp, edit, name)
-    gated = _edited_gated(Gated(mlp.gate_up, mlp.down), edit, f"{name}.{experts}")
-    linear = _one(edit, f"{name}.gate", mlp.router.linear)
-    mlp = mlp._replace(router=mlp.router._replace(linear=linear), gate_up=gated.gate_up, down=gated.down)
+    mlp = _edited_experts(mlp, edit, f"{name}.gate", f"{name}.switch_mlp")
     if mlp.shared is not None:
         mlp = mlp._replace(shared=_edited_gated(mlp.shared, edit, f"{name}.shared_expert"))
     if mlp.shared_gate is not None:
         mlp = mlp._replace(shared_gate=_one(edit, f"{name}.shared_expert_gate", mlp.shared_gate))
     return mlp
+
+
+def _edited_experts(mlp: Experts, edit: Edit, router: str, experts: str) -> Experts:
+    """A mixture whose router and experts have these names."""
+    gated = _edited_gated(Gated(mlp.gate_up, mlp.down), edit, experts)
+    linear = _one(edit, router, mlp.router.linear)
+    return mlp._replace(router=mlp.router._replace(linear=linear), gate_up=gated.gate_up, down=gated.down)
 
 
 def _edited_gated(mlp: Gated, edit: Edit, name: str) -> Gated:
@@ -107,12 +112,8 @@ def _edited_gated(mlp: Gated, edit: Edit, name: str) -> Gated:
 def _edited_gemma(layer: GemmaLayer, edit: Edit) -> GemmaLayer:
     """Gemma 4's experts beside the MLP, and the part of a layer that takes its own input."""
     if layer.experts is not None:
-        beside = layer.experts
-        gated = _edited_gated(Gated(beside.experts.gate_up, beside.experts.down), edit, "experts.switch_glu")
-        router = beside.experts.router
-        router = router._replace(linear=_one(edit, "router.proj", router.linear))
-        experts = beside.experts._replace(router=router, gate_up=gated.gate_up, down=gated.down)
-        layer = layer._replace(experts=beside._replace(experts=experts))
+        experts = _edited_experts(layer.experts.experts, edit, "router.proj", "experts.switch_glu")
+        layer = layer._replace(experts=layer.experts._replace(experts=experts))
     if layer.own is not None:
         own = layer.own._replace(
             gate=_one(edit, "per_layer_input_gate", layer.own.gate),
