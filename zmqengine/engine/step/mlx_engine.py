@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -538,13 +539,8 @@ class MlxEngine:
         self._saw = not (self._saw and any(map(seeing.readable, prompts)))
         if not self._saw:
             return
-        # A piece waits for the in-flight step anyway, as both are on one stream; so it is not timed with it. This costs
-        # no more than the time in which the host builds the piece.
-        mx.synchronize()
-        before_s = self._clock.seconds()
-        goal_s = self._pace.goal_s(len(self._decoding()), len(prompts))
-        seeing.work(*wanted, goal_s, self._clock.seconds)
-        result.aside_s = max(1e-9, self._clock.seconds() - before_s)
+        with self._aside(result, len(prompts)) as goal_s:
+            seeing.work(*wanted, goal_s, self._clock.seconds)
 
     def _choose_tokens(self, result: StepResult, chooser: DraftModel) -> None:
         """Have the draft model read slices of a prompt that is read in part, in turn with chunks of other prompts."""
@@ -553,13 +549,19 @@ class MlxEngine:
         self._chose = bool(waiting) and not (self._chose and len(waiting) < len(prompts))
         if not self._chose:
             return
-        # As for images: it is not timed with the in-flight step.
+        with self._aside(result, len(prompts)) as goal_s:
+            kept = chooser.choose(waiting[0], goal_s, self._clock.seconds)
+            if kept is not None:
+                waiting[0].read_only(kept)
+
+    @contextlib.contextmanager
+    def _aside(self, result: StepResult, prompts: int) -> Iterator[float]:
+        """Time work between two steps; yields the seconds that it may take while so many prompts wait."""
+        # The work waits for the in-flight step anyway, as both are on one stream; so it is not timed with it. This
+        # costs no more than the time in which the host builds its graph.
         mx.synchronize()
         before_s = self._clock.seconds()
-        goal_s = self._pace.goal_s(len(self._decoding()), len(prompts))
-        kept = chooser.choose(waiting[0], goal_s, self._clock.seconds)
-        if kept is not None:
-            waiting[0].read_only(kept)
+        yield self._pace.goal_s(len(self._decoding()), prompts)
         result.aside_s = max(1e-9, self._clock.seconds() - before_s)
 
     def _fetch_prefix(self, row: Row, result: StepResult) -> None:
