@@ -23,8 +23,7 @@ def first_model(limit_bytes: int) -> tuple[str, int] | None:
 def advice(limit_bytes: int) -> str:
     """The command that fetches it, and its size; empty where none fits."""
     model = first_model(limit_bytes)
-    return (
-        ""
-        if model is None
-        else f"`zmqengine pull {model[0]}` fetches one that fits ({model[1] / 1e9:.1f} GB)"
-    )
+    if model is None:
+        return ""
+    name, size = model
+    return f"`zmqengine pull {name}` fetches one that fits ({size / 1e9:.1f} GB)"

@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import IO, Any
 
 import click
@@ -22,14 +22,14 @@ _LOOK_EVERY_S = 0.5
 
 
 @contextlib.contextmanager
-def started_worker(model: str, options: Sequence[str] = ()) -> Iterator[tuple[str, int]]:
+def started_worker(model: str) -> Iterator[tuple[str, int]]:
     """A worker for the duration of the block: its name, and the process id of its engine, once it is ready.
 
     Raises `ClickException` with its last line if it ends before that.
     """
     name = f"{click.get_current_context().info_name}-{os.getpid()}"
     command = [*python_command("zmqengine.cli.main", "worker", "--name", name, "--model", model)]
-    command += ["--die-with-parent", "--log-level", "error", *options]
+    command += ["--die-with-parent", "--log-level", "error"]
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
             command,

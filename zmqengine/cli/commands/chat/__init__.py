@@ -11,7 +11,13 @@ from typing import Any
 import click
 
 from zmqengine.cli.commands.chat.conversation import Conversation
-from zmqengine.cli.commands.chat.model_choice import models_for, split_question, worker_for
+from zmqengine.cli.commands.chat.model_choice import (
+    models_of_launcher,
+    models_of_this_machine,
+    runs_nothing,
+    split_question,
+    worker_for,
+)
 from zmqengine.cli.commands.chat.slash import TerminalChat
 from zmqengine.cli.commands.chat.talks import find_talks, load_talk, new_name
 from zmqengine.cli.flags import WorkerTarget, generation_options, given, model_option, worker_options
@@ -78,12 +84,13 @@ def chat(
         for line in find_talks(words):
             click.echo(line)
         return 0
-    models = models_for(target)
-    target, asked = split_question(target, arguments, models)
+    loads = runs_nothing(target)
+    models = models_of_this_machine() if loads else models_of_launcher()
+    target, asked = split_question(target, arguments, models, loads=loads)
     question = _question(asked, files)
     is_talk = question is not None or sys.stdin.isatty()
     with (
-        worker_for(target, models) as worker,
+        worker_for(target, models) if loads else contextlib.nullcontext(target) as worker,
         Conversation(worker, system, given(options) | {"max_tokens": max_tokens}) as conversation,
     ):
         session = TerminalChat(conversation, new_name() if is_talk and not no_log else "", stats=stats)

@@ -24,9 +24,9 @@ from zmqengine.protocol.launcher import DIRECTORY, ModelEntry, launcher_address,
 
 
 def split_question(
-    target: WorkerTarget, arguments: Sequence[str], models: Sequence[ModelEntry]
+    target: WorkerTarget, arguments: Sequence[str], models: Sequence[ModelEntry], *, loads: bool = False
 ) -> tuple[WorkerTarget, list[str]]:
-    """The worker or model, and the words of the question.
+    """The worker or model, and the words of the question. `loads`: the talk loads its model itself.
 
     The first argument names the model, unless an option does or it has a space. Alone it is a question, too, where
     it is not spelt like one of `models`.
@@ -42,7 +42,7 @@ def split_question(
     ):
         return dataclasses.replace(target, model=asked[0]), asked[1:]
     # Models are listed also where a worker runs by default: it is asked then.
-    is_choice = stand_in() is not None or runs_nothing(target)
+    is_choice = loads or stand_in() is not None
     return dataclasses.replace(target, model=first_choice(models) if is_choice else None), asked
 
 
@@ -62,14 +62,6 @@ def first_choice(models: Sequence[ModelEntry]) -> str | None:
     return max(usable, key=rank).name if usable else None
 
 
-def models_for(target: WorkerTarget) -> Sequence[ModelEntry]:
-    """The models of this user's launcher, or where nothing runs those that this machine could load."""
-    if runs_nothing(target):
-        return _models_of_this_machine()
-    listed = launched_models()
-    return listed.models if listed is not None else ()
-
-
 def runs_nothing(target: WorkerTarget) -> bool:
     """Whether a talk has to load its model: no worker is named, none runs by default, no launcher does, MLX is here."""
     if target.address or target.client_key or target.server_key or os.environ.get("ZMQENGINE_ADDRESS"):
@@ -78,12 +70,15 @@ def runs_nothing(target: WorkerTarget) -> bool:
     return find_spec("mlx") is not None and not any(is_listened_to(ipc_path(each)) for each in addresses)
 
 
+def models_of_launcher() -> Sequence[ModelEntry]:
+    """The models of this user's launcher; none without one."""
+    listed = launched_models()
+    return listed.models if listed is not None else ()
+
+
 @contextlib.contextmanager
 def worker_for(target: WorkerTarget, models: Sequence[ModelEntry]) -> Iterator[WorkerTarget]:
-    """The worker to talk with: that of `target`, or where nothing runs one that ends with the talk."""
-    if not runs_nothing(target):
-        yield target
-        return
+    """A worker of the target's model, one of `models`, which ends with the talk."""
     entry = next((each for each in models if target.model in (each.name, *each.aliases)), None)
     if entry is None:
         raise UnknownModel(no_such_model(target.model or "", [each.name for each in models]))
@@ -109,11 +104,15 @@ def _limit_bytes() -> int:
     return limit
 
 
-def _models_of_this_machine() -> Sequence[ModelEntry]:
+def models_of_this_machine() -> Sequence[ModelEntry]:
+    """The models that a talk could load."""
     from zmqengine.serve.entries import read_offer
 
     limit = _limit_bytes()
-    entries = read_offer([], base_directory() / DIRECTORY, {}).entries.values()
+
+    def too_large(need_bytes: int) -> str:
+        return f"it needs {shown(need_bytes)}, {shown(limit)} are there" if need_bytes > limit else ""
+
     return [
         ModelEntry(
             entry.name,
@@ -123,14 +122,9 @@ def _models_of_this_machine() -> Sequence[ModelEntry]:
             path=entry.config.model,
             capabilities=list(entry.capabilities),
             need_bytes=entry.need_bytes,
-            never=entry.never
-            or (
-                f"it needs {shown(entry.need_bytes)}, {shown(limit)} are there"
-                if entry.need_bytes > limit
-                else ""
-            ),
+            never=entry.never or too_large(entry.need_bytes),
         )
-        for entry in entries
+        for entry in read_offer([], base_directory() / DIRECTORY, {}).entries.values()
     ]
 
 
