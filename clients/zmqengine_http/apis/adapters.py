@@ -13,6 +13,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from zmqengine.protocol.messages import NewAdapterName
 from zmqengine_client import AsyncClient
 from zmqengine_client.errors import Conflict, ModelLoadError
 from zmqengine_http.endpoint import Service, post
@@ -21,13 +22,11 @@ from zmqengine_http.serving.errors import ApiError, bad_field, no_worker
 from zmqengine_http.serving.exchange import Exchange
 from zmqengine_http.workers.worker import ADAPTER_MARK, Model, PooledWorker
 
-_Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^:=\x00-\x1f]+\Z")]
-
 
 class AdapterLoad(Struct, frozen=True, kw_only=True):
     """The body of a load. `model`: the one that gets the adapter, where there are several."""
 
-    lora_name: _Name
+    lora_name: NewAdapterName
     lora_path: Annotated[str, Meta(min_length=1, max_length=4096)]
     model: str | None = None
 
@@ -35,7 +34,7 @@ class AdapterLoad(Struct, frozen=True, kw_only=True):
 class AdapterUnload(Struct, frozen=True, kw_only=True):
     """The body of an unload."""
 
-    lora_name: _Name
+    lora_name: NewAdapterName
     model: str | None = None
 
 
@@ -98,11 +97,7 @@ async def _model(service: Service, wanted: str | None) -> AsyncIterator[Model]:
     if service.launched is None:
         yield service.pool.model(wanted)
         return
-
-    async def nothing() -> None:
-        """Nothing is sent meanwhile."""
-
-    async with service.launched.held(wanted, None, nothing) as worker:
+    async with service.launched.held(wanted) as worker:
         assert worker.model is not None, "it is ready"
         yield worker.model
 

@@ -32,6 +32,10 @@ Waiting = Callable[[], Awaitable[None]]
 """Called about twice a second while a request waits for its model."""
 
 
+async def _send_nothing() -> None:
+    """Keep no connection alive while a model loads."""
+
+
 class LaunchedModels:
     """The models of this user's launcher, whose workers it keeps in the pool while they are loaded.
 
@@ -91,7 +95,7 @@ class LaunchedModels:
 
     @contextlib.asynccontextmanager
     async def held(
-        self, wanted: str | None, keep_alive_s: float | None, waiting: Waiting
+        self, wanted: str | None, keep_alive_s: float | None = None, waiting: Waiting = _send_nothing
     ) -> AsyncIterator[PooledWorker]:
         """Load the model if need be; it is not unloaded for another one before the end.
 
@@ -126,11 +130,7 @@ class LaunchedModels:
 
     async def load(self, wanted: str | None, keep_alive_s: float | None) -> str:
         """Wait until a model is loaded; returns its name. Raises what `held` raises."""
-
-        async def nothing() -> None:
-            """Nothing is sent meanwhile."""
-
-        async with self.held(wanted, keep_alive_s, nothing):
+        async with self.held(wanted, keep_alive_s):
             return self.name_of(wanted)
 
     async def unload(self, wanted: str, *, pinned: bool) -> str:
