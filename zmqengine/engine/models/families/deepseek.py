@@ -22,12 +22,11 @@ from zmqengine.engine.models.families.reading import (
     expect_parts,
     expect_products,
     gated_of,
-    head_of,
     joined,
     linear_of,
     norm_of,
+    read_alike,
     rotation_of,
-    weights_of,
     with_view,
 )
 from zmqengine.engine.models.layers import Experts, Gated, HeadShape, Linear, Norm, Router
@@ -86,10 +85,7 @@ class LatentLayer(NamedTuple):
 
 def read(model: Any) -> DecoderWeights:
     """The weights of a model. See `families.read_weights`."""
-    head = head_of(model)
-    for layer in model.model.layers:
-        _check(layer)
-    return weights_of(model, list(map(_layer, model.model.layers)), head)
+    return read_alike(model, _check, _layer)
 
 
 def _check(layer: Any) -> None:

@@ -13,12 +13,11 @@ from zmqengine.engine.models.families.reading import (
     expect_parts,
     expect_products,
     gated_of,
-    head_of,
     linear_of,
     norm_of,
     qkv_of,
     query_key_names,
-    weights_of,
+    read_alike,
     with_view,
 )
 from zmqengine.engine.models.layers import Experts, Gated, Linear, Router
@@ -28,10 +27,7 @@ MODULES = ("glm4_moe",)
 
 def read(model: Any) -> DecoderWeights:
     """The weights of a model. See `families.read_weights`."""
-    head = head_of(model)
-    for layer in model.model.layers:
-        _check(layer)
-    return weights_of(model, list(map(_layer, model.model.layers)), head)
+    return read_alike(model, _check, _layer)
 
 
 def read_layer(layer: Any) -> LlamaLayer:

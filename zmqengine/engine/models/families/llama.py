@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -14,14 +15,13 @@ from zmqengine.engine.models.families.reading import (
     expect_parts,
     expect_products,
     gated_of,
-    head_of,
     linear_of,
     norm_of,
     qkv_of,
     query_key_names,
     query_key_norms,
+    read_alike,
     rotation_of,
-    weights_of,
 )
 from zmqengine.engine.models.layers import Experts, Gated, HeadShape, Linear, Norm, Router
 from zmqengine.engine.models.ops import Ops
@@ -57,20 +57,14 @@ class LlamaLayer(NamedTuple):
 
 def read(model: Any) -> DecoderWeights:
     """The weights of a model. See `families.read_weights`."""
-    inner, is_tied = model.model, model.args.tie_word_embeddings
-    head = head_of(model, is_tied=is_tied)
-    # Check all parts before the first is changed.
-    for layer in inner.layers:
-        _check(layer)
-    window = getattr(inner, "sliding_window", None)
-    layers = [_layer(layer, window) for layer in inner.layers]
-    return weights_of(model, layers, head)
+    layer = partial(_layer, window=getattr(model.model, "sliding_window", None))
+    return read_alike(model, _check, layer, is_tied=model.args.tie_word_embeddings)
 
 
 def read_layer(layer: Any) -> LlamaLayer:
     """The weights of a layer alone. Raises Unsupported."""
     _check(layer)
-    return _layer(layer, None)
+    return _layer(layer)
 
 
 def _check(layer: Any) -> None:
@@ -85,7 +79,7 @@ def _check(layer: Any) -> None:
     expect_products(mlp.gate_proj, mlp.up_proj, mlp.down_proj)
 
 
-def _layer(layer: Any, window: int | None) -> LlamaLayer:
+def _layer(layer: Any, window: int | None = None) -> LlamaLayer:
     attention = layer.self_attn
     window = window if getattr(layer, "use_sliding", False) else None
     return LlamaLayer(

@@ -16,14 +16,13 @@ from zmqengine.engine.models.families.reading import (
     expect_parts,
     expect_products,
     gated_of,
-    head_of,
     joined,
     linear_of,
     norm_of,
     qkv_of,
     query_key_norms,
+    read_alike,
     rotation_of,
-    weights_of,
 )
 from zmqengine.engine.models.layers import Experts, Gated, HeadShape, Linear, Norm, Router
 from zmqengine.engine.models.ops import Ops, gate_of
@@ -61,10 +60,7 @@ class QwenNextLayer(NamedTuple):
 
 def read(model: Any) -> DecoderWeights:
     """The weights of a model. See `families.read_weights`."""
-    head = head_of(model, is_tied=model.args.tie_word_embeddings)
-    for layer in model.model.layers:
-        _check(layer)
-    return weights_of(model, list(map(_layer, model.model.layers)), head)
+    return read_alike(model, _check, _layer, is_tied=model.args.tie_word_embeddings)
 
 
 def read_layer(layer: Any) -> QwenNextLayer:

@@ -110,6 +110,20 @@ def weights_of(model: Any, layers: Sequence[DecoderLayer], head: Any) -> Decoder
     return DecoderWeights(linear_of(inner.embed_tokens), tuple(layers), norm_of(inner.norm), linear_of(head))
 
 
+def read_alike(
+    model: Any,
+    check: Callable[[Any], None],
+    read_layer: Callable[[Any], DecoderLayer],
+    *,
+    is_tied: bool = False,
+) -> DecoderWeights:
+    """The weights of a model whose layers are read alike: all of them are checked before the first is changed."""
+    head = head_of(model, is_tied=is_tied)
+    for layer in model.model.layers:
+        check(layer)
+    return weights_of(model, list(map(read_layer, model.model.layers)), head)
+
+
 def norm_of(module: Any) -> Norm:
     """An RMS norm."""
     if type(module) is not RMSNorm:
