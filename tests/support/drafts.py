@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from tests.support.engines import once, runner_of
+from tests.support.engines import Run, alone, finish, once, runner_of, step
 from tests.support.models import VOCAB_SIZE
-from zmqengine.engine.interface import RowRequest
+from zmqengine.engine.interface import RowRequest, Sampling
 from zmqengine.engine.row import Row
 from zmqengine.engine.speculation.costs import WidthCosts
 from zmqengine.engine.speculation.draft_model import DraftModel
@@ -21,6 +22,75 @@ def rows_of(count: int, tokens: int, prompt: int = 20) -> list[RowRequest]:
     return [
         RowRequest(row, [draw.randrange(VOCAB_SIZE) for _ in range(prompt)], tokens) for row in range(count)
     ]
+
+
+def rows_of_unlike_lengths(count: int, tokens: int) -> list[RowRequest]:
+    """Requests for so many tokens, with random prompts of 1 to 100 tokens."""
+    draw = random.Random(3)
+    lengths = (1, 2, 5, 20, 50, 100)
+    return [
+        RowRequest(row, [draw.randrange(VOCAB_SIZE) for _ in range(draw.choice(lengths))], tokens)
+        for row in range(count)
+    ]
+
+
+def sampled_rows(temperature: float) -> list[RowRequest]:
+    """Eight requests with random prompts and seeds of their own."""
+    draw = random.Random(6)
+    return [
+        RowRequest(
+            row,
+            [draw.randrange(VOCAB_SIZE) for _ in range(30 + 3 * row)],
+            24,
+            seed=row,
+            sampling=Sampling(temperature=temperature),
+        )
+        for row in range(8)
+    ]
+
+
+def come_and_go(engine: Any, rows: Sequence[RowRequest]) -> Run:
+    """Insert rows a few steps apart; two of them are parked, and come back at once."""
+    run, draw = Run(), random.Random(2)
+    for request in rows:
+        assert engine.insert([request]) == []
+        for _ in range(draw.randrange(4)):
+            step(engine, run)
+        if request.row in (2, 4):
+            engine.park(request.row - 1)
+            emitted = run.ids(request.row - 1)
+            if not run.ended(request.row - 1):
+                engine.insert([replace(rows[request.row - 1], emitted=emitted)])
+    finish(engine, run)
+    assert run.failures == []
+    return run
+
+
+def converse(engine: Any, model: Any, prompt_tokens: int, tokens: int, cached: Sequence[int]) -> None:
+    """A conversation with a turn for each of `cached`, of whose prompt more than that is cached; its answers are those
+    of the bare model."""
+    draw = random.Random(4)
+    prompt = [draw.randrange(VOCAB_SIZE) for _ in range(prompt_tokens)]
+    run = Run()
+    for turn, least in enumerate(cached):
+        request = RowRequest(turn, prompt, tokens)
+        assert engine.insert([request]) == []
+        finish(engine, run)
+        assert run.cached(turn) > least
+        assert run.ids(turn) == alone(model, request)
+        prompt = [*prompt, *run.ids(turn), *(draw.randrange(VOCAB_SIZE) for _ in range(20))]
+
+
+def accepted_share(engine: Any, model: Any, batches: Sequence[Sequence[RowRequest]]) -> float:
+    """The share of a head's drafts that are accepted; batches come one after another, with the bare model's tokens."""
+    run = Run()
+    for batch in batches:
+        assert engine.insert(batch) == []
+        finish(engine, run)
+    rows = [row for batch in batches for row in batch]
+    assert [run.ids(row.row) for row in rows] == [alone(model, row) for row in rows]
+    assert {draft.source for draft in run.drafts} == {"head"}
+    return sum(draft.accepted for draft in run.drafts) / sum(draft.proposed for draft in run.drafts)
 
 
 class Erring:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -30,10 +28,17 @@ from tests.support.drafters import (
     eagle_tensors,
     right_model_and_drafter,
 )
-from tests.support.drafts import Widths
-from tests.support.engines import Run, alone, finish, make_engine, step
+from tests.support.drafts import (
+    Widths,
+    accepted_share,
+    come_and_go,
+    converse,
+    rows_of_unlike_lengths,
+    sampled_rows,
+)
+from tests.support.engines import alone, finish, make_engine
 from tests.support.models import VOCAB_SIZE, build_model
-from zmqengine.engine.interface import RowRequest, Sampling
+from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.models.slot_runner import SlotRunner
 from zmqengine.engine.row import Row
 from zmqengine.engine.speculation.head_drafts import HeadDrafts
@@ -58,15 +63,6 @@ def drafting_engine(runner: SlotRunner, widths: Sequence[int], **options: Any) -
     speculator = Widths([], widths)
     speculator.model = source
     return make_engine(runner, speculator=speculator, **options)
-
-
-def requests(rows: int, tokens: int) -> list[RowRequest]:
-    draw = random.Random(3)
-    lengths = (1, 2, 5, 20, 50, 100)
-    return [
-        RowRequest(row, [draw.randrange(VOCAB_SIZE) for _ in range(draw.choice(lengths))], tokens)
-        for row in range(rows)
-    ]
 
 
 def with_own(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
@@ -123,22 +119,11 @@ def test_drafts_are_those_of_the_published_formula(form: str) -> None:
     make_tensors, kind, target = KINDS[config["model_type"]]
     model = build_model(target)
     tensors = change(make_tensors(config))
-    rows = requests(6, 16)
+    rows = rows_of_unlike_lengths(6, 16)
     wanted = [alone(model, row) for row in rows]
     runner = drafting_runner(model, config, tensors)
     engine = drafting_engine(runner, (1, 3, 4), prefill_chunk=32, prefill_chunk_idle=32)
-    run, draw = Run(), random.Random(2)
-    for request in rows:
-        assert engine.insert([request]) == []
-        for _ in range(draw.randrange(4)):
-            step(engine, run)
-        if request.row in (2, 4):
-            engine.park(request.row - 1)
-            emitted = run.ids(request.row - 1)
-            if not run.ended(request.row - 1):
-                engine.insert([replace(rows[request.row - 1], emitted=emitted)])
-    finish(engine, run)
-    assert run.failures == []
+    run = come_and_go(engine, rows)
     assert [run.ids(row.row) for row in rows] == wanted
     seen = engine._speculator.model.seen
     assert len(seen) >= 20
@@ -157,16 +142,7 @@ def test_a_prefix_of_the_cache_brings_what_the_drafter_keeps(form: str, misses: 
     make_tensors, kind, target = KINDS[config["model_type"]]
     model, tensors = build_model(target), make_tensors(config)
     engine = drafting_engine(drafting_runner(model, config, tensors), (3,))
-    draw = random.Random(4)
-    prompt = [draw.randrange(VOCAB_SIZE) for _ in range(100)]
-    run = Run()
-    for turn in range(3):
-        request = RowRequest(turn, prompt, 8)
-        assert engine.insert([request]) == []
-        finish(engine, run)
-        assert run.cached(turn) > (-1, 60, 100)[turn]
-        assert run.ids(turn) == alone(model, request)
-        prompt = [*prompt, *run.ids(turn), *(draw.randrange(VOCAB_SIZE) for _ in range(20))]
+    converse(engine, model, 100, 8, (-1, 60, 100))
     seen, formula = engine._speculator.model.seen, kind(config, tensors, TAPS)
     differing = [tokens for tokens, drafts in seen if drafts != formula.drafts(model, tokens, len(drafts))]
     assert len(seen) >= 9
@@ -179,25 +155,11 @@ def test_a_drafter_that_is_right_is_accepted_as_often_beside_others_as_alone(
 ) -> None:
     """Its words are the model's in another order; draws fall on the model's tokens."""
     model, config, tensors = right_model_and_drafter()
-    draw = random.Random(6)
-    rows = [
-        RowRequest(
-            row,
-            [draw.randrange(VOCAB_SIZE) for _ in range(30 + 3 * row)],
-            24,
-            seed=row,
-            sampling=Sampling(temperature=temperature),
-        )
-        for row in range(8)
-    ]
+    rows = sampled_rows(temperature)
 
     def share(batches: Sequence[Sequence[RowRequest]]) -> float:
-        engine, run = drafting_engine(drafting_runner(model, config, tensors), (4,)), Run()
-        for batch in batches:
-            assert engine.insert(batch) == []
-            finish(engine, run)
-        assert [run.ids(row.row) for row in rows] == [alone(model, row) for row in rows]
-        return sum(draft.accepted for draft in run.drafts) / sum(draft.proposed for draft in run.drafts)
+        engine = drafting_engine(drafting_runner(model, config, tensors), (4,))
+        return accepted_share(engine, model, batches)
 
     one_by_one = share([[row] for row in rows])
     assert one_by_one > least

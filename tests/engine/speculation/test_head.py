@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.support.engines import Run, alone, finish, step
+from tests.support.drafts import accepted_share, come_and_go, converse, rows_of_unlike_lengths, sampled_rows
+from tests.support.engines import alone, finish
 from tests.support.heads import expected_drafts, head_module, headed_engine, right_model_and_head
 from tests.support.models import VOCAB_SIZE, build_model
 from zmqengine.bench.models.small_models import ARCHITECTURES
-from zmqengine.engine.interface import RowRequest, Sampling
+from zmqengine.engine.interface import RowRequest
 from zmqengine.engine.row import Row
 from zmqengine.engine.speculation.head_drafts import HeadDrafts
 
@@ -50,15 +50,6 @@ def check(engine: Any, least: int) -> None:
     assert [drafts for drafts, _ in seen] == [expected for _, expected in seen]
 
 
-def requests(rows: int, tokens: int) -> list[RowRequest]:
-    draw = random.Random(3)
-    lengths = (1, 2, 5, 20, 50, 100)
-    return [
-        RowRequest(row, [draw.randrange(VOCAB_SIZE) for _ in range(draw.choice(lengths))], tokens)
-        for row in range(rows)
-    ]
-
-
 SELDOM = [pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3_5 mixture", "qwen3_next")]
 
 
@@ -67,21 +58,10 @@ def test_drafts_are_those_that_follow_from_all_tokens_at_once(name):
     """Whatever the head knows of a row came in chunks, verify blocks, beside others, or with a parked row."""
     model = build_model(ARCHITECTURES[name])
     head = head_module(model)
-    rows = requests(6, 16)
+    rows = rows_of_unlike_lengths(6, 16)
     wanted = [alone(model, row) for row in rows]
     engine = compared_engine(model, head, widths=(1, 3, 4), prefill_chunk=32, prefill_chunk_idle=32)
-    run, draw = Run(), random.Random(2)
-    for request in rows:
-        assert engine.insert([request]) == []
-        for _ in range(draw.randrange(4)):
-            step(engine, run)
-        if request.row in (2, 4):
-            engine.park(request.row - 1)
-            emitted = run.ids(request.row - 1)
-            if not run.ended(request.row - 1):
-                engine.insert([replace(rows[request.row - 1], emitted=emitted)])
-    finish(engine, run)
-    assert run.failures == []
+    run = come_and_go(engine, rows)
     assert [run.ids(row.row) for row in rows] == wanted
     check(engine, least=20)
 
@@ -91,16 +71,7 @@ def test_a_prefix_of_the_cache_brings_the_state_of_the_head():
     """A conversation goes on from a checkpoint in the middle of a block, and from one at the end of an output."""
     model = build_model(ARCHITECTURES["qwen3_5"])
     engine = compared_engine(model, head_module(model), widths=(3,))
-    draw = random.Random(4)
-    prompt = [draw.randrange(VOCAB_SIZE) for _ in range(150)]
-    run = Run()
-    for turn in range(3):
-        request = RowRequest(turn, prompt, 12)
-        assert engine.insert([request]) == []
-        finish(engine, run)
-        assert run.cached(turn) > (0, 100, 160)[turn] - 1
-        assert run.ids(turn) == alone(model, request)
-        prompt = [*prompt, *run.ids(turn), *(draw.randrange(VOCAB_SIZE) for _ in range(20))]
+    converse(engine, model, 150, 12, (-1, 99, 159))
     check(engine, least=6)
 
 
@@ -138,28 +109,11 @@ def test_a_row_with_three_positions_is_drafted_for_as_one_with_one_where_they_ar
 def test_a_head_that_is_right_is_accepted_as_often_beside_others_as_alone(temperature, least):
     """Rows that are sampled are drafted for with their own random numbers: the likeliest tokens would be wrong."""
     model, head = right_model_and_head()
-    draw = random.Random(6)
-    rows = [
-        RowRequest(
-            row,
-            [draw.randrange(VOCAB_SIZE) for _ in range(30 + 3 * row)],
-            24,
-            seed=row,
-            sampling=Sampling(temperature=temperature),
-        )
-        for row in range(8)
-    ]
+    rows = sampled_rows(temperature)
 
-    def share(engine: Any, batches: Sequence[Sequence[RowRequest]]) -> float:
-        run = Run()
-        for batch in batches:
-            assert engine.insert(batch) == []
-            finish(engine, run)
-        assert [run.ids(row.row) for row in rows] == [alone(model, row) for row in rows]
-        assert {draft.source for draft in run.drafts} == {"head"}
-        return sum(draft.accepted for draft in run.drafts) / sum(draft.proposed for draft in run.drafts)
+    def share(batches):
+        return accepted_share(headed_engine(model, head, widths=(4,)), model, batches)
 
-    one_by_one = share(headed_engine(model, head, widths=(4,)), [[row] for row in rows])
-    together = share(headed_engine(model, head, widths=(4,)), [rows])
+    one_by_one = share([[row] for row in rows])
     assert one_by_one > least
-    assert together == pytest.approx(one_by_one, abs=0.05)
+    assert share([rows]) == pytest.approx(one_by_one, abs=0.05)
