@@ -47,8 +47,8 @@ def main(rounds: int, steps: int) -> None:
 
 
 def measure(kernels: Any, adapters: int, rounds: int, steps: int) -> tuple[float, list[int]]:
-    """The ratio of a step's processor time with so many adapters over eight rows to one without; and the nodes of its
-    graph without and with them, 0 where there is no graph."""
+    """The ratio of processor time of a step with `adapters` over eight rows to a step without; and the nodes of the
+    graphs of both, 0 where there is no graph."""
     engines = [_engine(kernels, adapters, is_adapted) for is_adapted in (False, True)]
     for engine in engines:
         for _ in range(WARM_UP_STEPS):

@@ -56,7 +56,7 @@ OURS = "zmqengine http"
 
 
 def starts() -> dict[str, StartPlan]:
-    """What to start for each server, without a model."""
+    """The options that start each server, without a model."""
     plans = {
         OURS: StartPlan(model="", worker=False, http=1),
         "mlx_lm.server": StartPlan(model="", worker=False, mlx_lm=True),
@@ -67,7 +67,7 @@ def starts() -> dict[str, StartPlan]:
 
 
 class Work(msgspec.Struct, frozen=True):
-    """What the users of a round send: `requests` each, of sizes as in the scenario `chat`."""
+    """The requests of a round: `requests` of each user, with the sizes of the scenario `chat`."""
 
     requests: int
     options: ScenarioOptions = ScenarioOptions()
@@ -138,7 +138,7 @@ async def _chats(
             return records_of(outcomes, prompts.count_tokens)
 
         try:
-            # What a server compiles at its first request is not measured.
+            # A server compiles kernels at its first request, which is not measured.
             await one_user([prompts.request(32, 8)])
             with collector_off():
                 records = await asyncio.gather(*map(one_user, requests))

@@ -121,7 +121,7 @@ def test_the_head_changes_no_token_of_rows_of_all_kinds(
 def test_the_trained_head_is_accepted_as_often_beside_others_as_alone(
     pico: Pico, decoder: DecoderModel, head: DraftHead
 ) -> None:
-    """In stories and answers that nobody has seen."""
+    """In stories and answers that neither model nor head was trained on."""
     rows = requests(8, 5, 40, Sampling())
 
     def share(batches: list[list[RowRequest]]) -> float:

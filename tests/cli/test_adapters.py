@@ -19,7 +19,7 @@ def test_adapters_come_and_go(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Listed, used by a generation, shown by `status`; what is not there is named."""
+    """Listed, used by a generation, shown by `status`; an unknown name is refused with those that are there."""
     worker = start_worker()
     at = ["-w", worker.name]
     write_opaque_adapter(tmp_path / "odd")

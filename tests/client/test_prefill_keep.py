@@ -1,4 +1,4 @@
-"""`prefill_keep` of both clients: what is read, what the completion says, and what is refused before it is sent."""
+"""`prefill_keep` of both clients: tokens that are read, fields of the completion, refusals before it is sent."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_a_worker_of_vectors_keeps_every_rule_of_them() -> None:
 
 
 def test_a_worker_that_reads_prompts_in_part_keeps_every_rule_of_inserts() -> None:
-    """The same part of them after `emitted`, and never beside a pin."""
+    """A prompt has the same part chosen after `emitted`, and `pin` is refused beside it."""
     with FakeWorker(FakeEngineConfig(keeps=True)) as worker:
         outcomes = list(check(worker.address, answer_s=START_S, only="I insert"))
     assert any("prefill_keep" in outcome.rule.says for outcome in outcomes)

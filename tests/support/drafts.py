@@ -17,7 +17,7 @@ from zmqengine.engine.speculation.speculator import Choice, Guess, Speculator
 
 
 def rows_of(count: int, tokens: int, prompt: int = 20) -> list[RowRequest]:
-    """Requests for so many tokens, with random prompts that are always the same."""
+    """`count` requests for `tokens` tokens each, with random prompts that are always the same."""
     draw = random.Random(5)
     return [
         RowRequest(row, [draw.randrange(VOCAB_SIZE) for _ in range(prompt)], tokens) for row in range(count)
@@ -25,7 +25,7 @@ def rows_of(count: int, tokens: int, prompt: int = 20) -> list[RowRequest]:
 
 
 def rows_of_unlike_lengths(count: int, tokens: int) -> list[RowRequest]:
-    """Requests for so many tokens, with random prompts of 1 to 100 tokens."""
+    """`count` requests for `tokens` tokens each, with random prompts of 1 to 100 tokens."""
     draw = random.Random(3)
     lengths = (1, 2, 5, 20, 50, 100)
     return [

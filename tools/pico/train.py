@@ -37,7 +37,7 @@ _REPORT_STEPS = 50
 
 @dataclass(frozen=True)
 class Plan:
-    """What a training run does; the defaults are those of the bundled model.
+    """Options of a training run; the defaults are those of the bundled model.
 
     Tokens are those of a step, padding included; it begins with the copying documents; rates are the peaks of Muon and
     of Adam.

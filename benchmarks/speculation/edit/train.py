@@ -47,7 +47,7 @@ _MEASURE_STEPS = 250
 
 @dataclass(frozen=True)
 class Plan:
-    """What a training run does; the defaults are those of the smaller model."""
+    """Options of a training run; the defaults are those of the smaller model."""
 
     steps: int = 3000
     batch_tokens: int = 1536

@@ -30,9 +30,9 @@ from zmqengine.engine.interface import RowRequest, Sampling
 from zmqengine.pico import model_path
 
 LAYERS_APART = 4
-"""Of so many layers one has attention, as in the models of the family."""
+"""Layers to each one with attention, as in the models of the family."""
 WIDER = 1
-"""So many times as wide as pico."""
+"""Width of the model in widths of pico."""
 # Tokens of a story that are given.
 _OPENING_TOKENS = 8
 

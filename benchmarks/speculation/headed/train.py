@@ -42,7 +42,7 @@ _HELD_OUT_DOCUMENTS = 100
 
 @dataclass(frozen=True)
 class Plan:
-    """What a training run does; the defaults made the bundled head."""
+    """Options of a training run; the defaults made the bundled head."""
 
     steps: int = 550
     batch_tokens: int = 768
@@ -166,7 +166,7 @@ def _heads(attention: Any, values: mx.array) -> mx.array:
 
 
 def _shifted(array: mx.array, tokens: int) -> mx.array:
-    """Each token has what the one so many before it had."""
+    """The array [rows, heads, tokens, ...] with each token's numbers moved `tokens` places behind."""
     return mx.pad(array, [(0, 0), (0, 0), (tokens, 0), (0, 0)])[:, :, : array.shape[2]]
 
 

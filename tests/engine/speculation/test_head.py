@@ -44,7 +44,7 @@ def compared_engine(model: Any, head: Any, **options: Any) -> Any:
 
 
 def check(engine: Any, least: int) -> None:
-    """Compare at least so many drafts."""
+    """Compare the drafts, of which there are `least` or more."""
     seen = engine._speculator.model.seen
     assert len(seen) >= least
     assert [drafts for drafts, _ in seen] == [expected for _, expected in seen]

@@ -211,7 +211,7 @@ def test_adapters_come_and_go_by_vllms_paths(worker: WorkerProcess, tmp_path: Pa
 
 def test_who_may_load_adapters(worker: WorkerProcess, tmp_path: Path) -> None:
     """Where there are operators' keys, those alone, from any directory; without such keys and without a directory of
-    adapters nobody."""
+    adapters no request."""
     directory = str(write_adapter(tmp_path))
     with serving(HttpConfig(workers=(worker.address,))) as front:
         assert sent(front, LOAD, lora_name="new", lora_path=directory).status == 403

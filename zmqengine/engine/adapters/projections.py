@@ -43,7 +43,7 @@ class Edit(Protocol):
     """Replaces the products of a layer that have the same input, joined in one or apart."""
 
     def __call__(self, widths: Mapping[str, int], *linears: Linear) -> tuple[Linear, ...]:
-        """The products of modules with so many outputs."""
+        """The products of modules, by the number of outputs of each."""
         ...
 
 

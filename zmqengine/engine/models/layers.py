@@ -88,7 +88,7 @@ class HeadShape(NamedTuple):
 
     A joined product has queries, keys and values in this order. `gated`: each head's queries are followed by as many
     numbers of a gate. `keys_are_values`: values are keys before their norm. `reads_only`: neither keys nor values: the
-    layer reads those of an earlier one. `value_dims`: values are the last numbers of keys, so many, and kept in them.
+    layer reads those of an earlier one. Values are the last `value_dims` numbers of keys, if given.
     """
 
     heads: int

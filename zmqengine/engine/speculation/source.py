@@ -49,7 +49,7 @@ class TokenTimes:
         self.seconds: dict[int, float] = {}
 
     def begin(self, rows: int) -> None:
-        """Take the next measurement of so many rows as it is."""
+        """Let the next measurement of `rows` rows replace the average."""
         self.seconds[rows] = 0.0
 
     def add(self, rows: int, latest_s: float) -> None:
@@ -59,7 +59,7 @@ class TokenTimes:
         self.seconds[bucket] = average_s + _TIME_WEIGHT * (latest_s - average_s) if average_s else latest_s
 
     def of(self, rows: int) -> float:
-        """Seconds of a draft token of so many rows; 0 where nothing was measured."""
+        """Seconds of a draft token of `rows` rows; 0 where nothing was measured."""
         return self.seconds.get(self._bucket(rows), 0.0)
 
     def _bucket(self, rows: int) -> int:

@@ -556,7 +556,7 @@ class MlxEngine:
 
     @contextlib.contextmanager
     def _aside(self, result: StepResult, prompts: int) -> Iterator[float]:
-        """Time work between two steps; yields the seconds that it may take while so many prompts wait."""
+        """Time work between two steps; yields the seconds that it may take while `prompts` prompts wait."""
         # The work waits for the in-flight step anyway, as both are on one stream; so it is not timed with it. This
         # costs no more than the time in which the host builds its graph.
         mx.synchronize()

@@ -61,8 +61,7 @@ class MemoryLedger:
             self._generator.limit_memory(self.limit_bytes)
 
     def make_room(self, bytes_: int) -> None:
-        """Leave rows and the prefix cache so many bytes less until the next `resize`; rows have reserved none of
-        them."""
+        """Take `bytes_` from rows and the prefix cache until the next `resize`; rows have reserved none of them."""
         self.kv_bytes_max -= bytes_
         assert self.reserved_bytes <= self.kv_bytes_max, "room that rows have was taken"
         self.settle()

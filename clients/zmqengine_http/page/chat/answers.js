@@ -68,7 +68,7 @@ const generate = async ({ continues = false, again = false } = {}) => {
     await receive(requestOf(here, message, continues), message, view, stop.signal);
   } catch (error) {
     message.finish = error.name === "AbortError" ? "stopped" : "interrupted";
-    // What a browser says of a connection that broke differs and helps nobody.
+    // Browsers describe a broken connection in words of their own, which help no user.
     const lost = error instanceof TypeError || error.message === LOST;
     // A part of an answer is no failure: it is cut off, and continued. Firefox says so even of a page that is reloaded.
     const part = lost && (message.content || message.reasoning);
