@@ -90,7 +90,7 @@ def _families(results: Path) -> list[str]:
         "",
         *families.table(report),
         "",
-        f"{report.started_at[:10]}, {rounds} round. {machine}",
+        f"{report.started_at[:10]}, {rounds} round{'' if rounds == 1 else 's'}. {machine}",
         "",
     ]
 

@@ -8,8 +8,6 @@ computed.
 from __future__ import annotations
 
 import json
-import shutil
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -103,19 +101,6 @@ def head_tensors(model: Any) -> dict[str, mx.array]:
     tensors = {name.removeprefix("mtp."): array.astype(mx.float32) for name, array in stored.items()}
     named: Any = tree_flatten(head_module(model).parameters())
     return {name: _widened(name, tensors[name], leaf.shape) for name, leaf in named}
-
-
-def write(out: Path, wider: int = WIDER) -> None:
-    """Write model and head into `out` as a conversion for MLX that keeps the head beside the model."""
-    out.mkdir(parents=True, exist_ok=True)
-    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        shutil.copyfile(model_path() / name, out / name)
-    (out / "config.json").write_text(json.dumps(config(wider), indent=2) + "\n", encoding="utf-8")
-    model = build(wider)
-    weights: Any = dict(tree_flatten(model.parameters()))
-    mx.save_safetensors(str(out / "model.safetensors"), weights, metadata={"format": "mlx"})
-    head = {f"mtp.{name}": array for name, array in head_tensors(model).items()}
-    mx.save_safetensors(str(out / "mtp.safetensors"), head, metadata={"format": "mlx"})
 
 
 def requests(streams: int, seed: int, tokens: int, sampling: Sampling) -> list[RowRequest]:
